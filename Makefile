@@ -1,0 +1,48 @@
+# make demo, make test: each sets everything up first, in .venv, at the versions in constraints.txt.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-all lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      train ERM, SWAD and AGFA on embedded digits and write a report (under 4 minutes)"
+	@echo "make test      lint, types, layers and the default tests (under 8 minutes)"
+	@echo "make test-all  the slow tests too (those on PACS and MNIST need \$$AGFA_DATA)"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make bench     cost of AGFA's step against ERM's"
+
+$(BIN)/.ready: pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (once; PyTorch is several GB, this takes a few minutes)"
+	$(PYTHON) -c 'import sys; sys.exit("agfa needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,dev]'
+	@touch $@
+
+demo: $(BIN)/.ready
+	@echo "== agfa demo: ERM, SWAD and AGFA on embedded digits"
+	$(BIN)/agfa demo
+
+lint: $(BIN)/.ready
+	@echo "== ruff, mypy, import-linter"
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	@echo "== default tests"
+	$(BIN)/pytest
+
+test-all: lint
+	@echo "== all tests, slow ones included"
+	$(BIN)/pytest -m ''
+
+bench: $(BIN)/.ready
+	@echo "== cost of a step: ERM, AGFA fused, AGFA alternating, in one run"
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build dist demo runs

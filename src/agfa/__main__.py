@@ -1,0 +1,5 @@
+"""python -m agfa."""
+
+from agfa.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""From finished runs to what was found: records, figures, report."""

@@ -1,0 +1,62 @@
+"""What a trained generator does to images: the paper's amplitude figure, from a run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from agfa.algorithms.agfa import AGFA, HIDDEN
+from agfa.benchmark.figures import AmplitudeViews, Floats
+from agfa.errors import UsageError
+from agfa.nn.generators import AmplitudeGenerator
+from agfa.nn.spectrum import decompose, mix_amplitude, recompose
+from agfa.training import config
+from agfa.training.run_folder import RunFolder
+
+
+def load_generator(run: Path) -> AmplitudeGenerator:
+    """The amplitude generator that an AGFA run ended with.
+
+    Raises:
+        UsageError: the run is not finished, or trained no such generator.
+    """
+    folder = RunFolder(run)
+    settings = config.parse(config.read(run / "config.yaml"), config.CompleteConfig, str(run))
+    if settings.algorithm != AGFA.name or settings.hparams["target"] != "amplitude" or not folder.players.exists():
+        raise UsageError(f"{run} holds no amplitude generator: it takes a finished run of {AGFA.name}")
+    hidden = HIDDEN if settings.hparams["generator"] == "mlp" else None
+    generator = AmplitudeGenerator(settings.channels, (settings.image_size, settings.image_size), hidden)
+    tensors = safetensors.torch.load_file(folder.players)
+    generator.load_state_dict({key.removeprefix("generator."): value for key, value in tensors.items()})
+    return generator
+
+
+@torch.no_grad()
+def amplitude_views(x: Tensor, generator: AmplitudeGenerator, strength: float = 0.5) -> AmplitudeViews:
+    """Every stage of the generation for images x (n, C, H, W), mixed with the given strength."""
+    torch.manual_seed(0)
+    generated = generator(len(x))
+    _, phasor = decompose(x)
+    from_generated = recompose(generated, phasor, (x.shape[-2], x.shape[-1]))
+    from_mixed = mix_amplitude(x, generated, strength)
+    spectra = {
+        name: torch.fft.fft2(images, norm="ortho")
+        for name, images in (("source", x), ("generated", from_generated), ("mixed", from_mixed))
+    }
+    return AmplitudeViews(
+        original=_pixels_last(x),
+        phase=_pixels_last(spectra["source"].angle()),
+        amplitude=_pixels_last(spectra["source"].abs()),
+        generated=_pixels_last(spectra["generated"].abs()),
+        mixed=_pixels_last(spectra["mixed"].abs()),
+        from_generated=_pixels_last(from_generated),
+        from_mixed=_pixels_last(from_mixed),
+    )
+
+
+def _pixels_last(x: Tensor) -> Floats:
+    return np.ascontiguousarray(x.movedim(1, -1).double().numpy())

@@ -1,0 +1,255 @@
+"""The commands: parse, call, print. What is slow to import is imported in the command that needs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import cyclopts
+from cyclopts import App, Parameter
+from pydantic import ValidationError
+
+from agfa import __version__
+from agfa.errors import AgfaError, UsageError, describe
+from agfa.training.config import TrainConfig, parse, read
+
+SUMMARY = "Domain generalisation: train an image classifier on a few known sources; it holds on one never seen."
+app = App(name="agfa", version=__version__, help=f"{SUMMARY}\n\nAdd --debug to any command for tracebacks.")
+data_app = App(name="data", help="Known datasets, and your own.")
+app.command(data_app)
+NOTHING = TrainConfig()  # no setting given
+
+
+@app.command
+def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
+    """Train ERM, SWAD and AGFA on three digit domains, test on the fourth, and write a report.
+
+    Args:
+        out: where the runs and report.html go; the same command goes on where it stopped.
+        seeds: trainings of each method.
+    """
+    from agfa.benchmark.demo import run_demo
+    from agfa.training.progress import Display
+
+    rows, report = run_demo(out, seeds, Display())
+    _table(
+        ("method", "unseen domain", "source validation", "seeds", "seconds a training"),
+        [
+            (
+                row.method,
+                _percent(row.mean) + ("" if row.standard_error is None else f" ± {_percent(row.standard_error)}"),
+                _percent(row.source_accuracy),
+                row.seeds,
+                f"{row.seconds:.0f}",
+            )
+            for row in rows
+        ],
+    )
+    print("accuracy in percent, mean ± standard error over seeds")
+    print(f"report: {report.resolve()}")
+
+
+@app.command
+def train(
+    *,
+    config: Path | None = None,
+    settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=())] = NOTHING,
+) -> None:
+    """Train a model: hold --target out, or train on --source alone, or (neither) on every domain.
+
+    The same command resumes a run that was stopped.
+
+    Args:
+        config: a YAML file of these settings (a run's config.yaml, say); flags override it.
+    """
+    from agfa.training.progress import Display
+    from agfa.training.trainer import train as run
+
+    given = settings.model_dump(include=settings.model_fields_set)
+    in_file = read(config) if config is not None else {}
+    merged = {**in_file, **given, "hparams": {**(in_file.get("hparams") or {}), **given.get("hparams", {})}}
+    finished = run(parse(merged, TrainConfig, str(config or "flags")), Display())
+    rows = [
+        (model, "yes" if model == finished.config.chosen else "", domain, f"{role} {split}", f"{score.accuracy:.1%}")
+        for model, scores in finished.scores.items()
+        for (role, domain, split), score in scores.items()
+    ]
+    _table(("model", "selected", "domain", "images", "accuracy"), rows)
+    if "oracle" in finished.scores:
+        print("oracle is the best model on 20% of the target's labels: cheating, for comparison only")
+    print(f"model: {finished.folder / 'model.safetensors'}")
+
+
+@app.command
+def evaluate(model: Path, /, *, data: str, device: str = "cpu") -> None:
+    """Measure a model on every image of every domain of a dataset.
+
+    Args:
+        model: a run's folder, or a .safetensors file in it.
+        data: a folder domain/class/image, or a known dataset's name.
+        device: cpu, cuda or mps.
+    """
+    from agfa.inference.predictor import load
+    from agfa.training.progress import Display
+
+    predictor = load(model, device)
+    with Display().images() as seen:
+        scores = predictor.evaluate(data, seen)
+    rows = [
+        (
+            name,
+            "trained on" if name in predictor.card.sources else "unseen",
+            s.n,
+            f"{s.accuracy:.1%}",
+            f"{s.loss:.3f}",
+        )
+        for name, s in scores.items()
+    ]
+    _table(("domain", "", "images", "accuracy", "loss"), rows)
+
+
+@app.command
+def predict(
+    model: Path,
+    images: list[Path],
+    /,
+    *,
+    format: Literal["table", "csv", "jsonl"] = "table",
+    device: str = "cpu",
+) -> None:
+    """Name the class of images, with its probability and the posterior's disagreement.
+
+    Args:
+        model: a run's folder, or a .safetensors file in it.
+        images: image files, or folders of them.
+        format: how to print: a table, CSV, or a JSON object a line.
+        device: cpu, cuda or mps.
+    """
+    from agfa.data.domains import image_files, image_suffixes
+    from agfa.inference.predictor import load
+
+    files = [f for path in images for f in (image_files(path, image_suffixes()) if path.is_dir() else [path])]
+    missing = [path for path in files if not path.exists()]
+    if missing or not files:
+        raise UsageError(f"no image {missing[0]}" if missing else f"no images in {images[0]}")
+    answers = zip(files, load(model, device).stream(files), strict=True)
+    if format == "jsonl":
+        for file, answer in answers:
+            print(json.dumps({"image": str(file), **asdict(answer)}), flush=True)
+        return
+    header = ("image", "class", "probability", "disagreement")
+    rows = (
+        (str(file), a.label, f"{a.probability:.4f}", "" if a.disagreement is None else f"{a.disagreement:.4f}")
+        for file, a in answers
+    )
+    if format == "csv":
+        csv.writer(sys.stdout).writerows([header])
+        for row in rows:
+            csv.writer(sys.stdout).writerow(row)
+    else:
+        _table(header, list(rows))
+
+
+@app.command
+def algorithms(name: str | None = None, /) -> None:
+    """List the methods; or show one, with its equation and its hyperparameters.
+
+    Args:
+        name: a method.
+    """
+    from agfa import algorithms as methods
+
+    if name is None:
+        _table(
+            ("name", "paper", "what it does"),
+            [(m, methods.get(m).paper, methods.get(m).title) for m in methods.names()],
+        )
+        return
+    method = methods.get(name)
+    print(sys.modules[method.__module__].__doc__)
+    rows = [
+        (key, "from data" if f.default is None else str(f.default), f.description)
+        for key, f in method.hparams_type.model_fields.items()
+    ]
+    _table(("hyperparameter", "default", "meaning"), rows)
+
+
+@data_app.command
+def check(path: str, /) -> int:
+    """Find everything that is wrong with a dataset; exit status 1 if training would fail.
+
+    Args:
+        path: a folder domain/class/image, or a known dataset's name.
+    """
+    from agfa.data import catalog
+    from agfa.data.check import check as find_problems
+    from agfa.training.progress import Display
+
+    dataset, _ = catalog.load(path)
+    counts = dataset.counts()
+    rows = [(d.name, len(d), *counts[i]) for i, d in enumerate(dataset.domains)]
+    _table(("domain", "images", *dataset.classes), rows)
+    with Display().images("reading images") as seen:
+        problems = find_problems(dataset, seen)
+    if problems:
+        _table(("where", "what is wrong", "what to do"), [(p.where, p.what, p.remedy) for p in problems])
+    fatal = sum(p.fatal for p in problems)
+    print(f"{len(problems)} problems, {fatal} of them would stop training" if problems else "no problems")
+    return 1 if fatal else 0
+
+
+def _percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{100 * share:.1f}"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    """Print a table; where the output is not a terminal, at full width."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row))
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=400).print(table)
+
+
+def main() -> NoReturn:
+    """Run the command line: one line for what went wrong, 2 for bad use, 1 for failure."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    try:
+        status = app(
+            [a for a in arguments if a != "--debug"],
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.exit(status if isinstance(status, int) else 0)
+    except KeyboardInterrupt:
+        print("agfa: stopped; the same command goes on where it stopped", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"agfa: {_one_line(error)}", file=sys.stderr)
+        bad_use = isinstance(error, cyclopts.CycloptsError)
+        sys.exit(2 if bad_use else getattr(error, "exit_status", 1))
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, AgfaError):
+        return " ".join(str(error).splitlines())
+    if isinstance(error, cyclopts.CycloptsError):
+        cause = error.__cause__
+        text = describe(cause, TrainConfig) if isinstance(cause, ValidationError) else str(error)
+        return f"{' '.join(text.split())} (agfa --help)"
+    return f"{type(error).__name__}: {' '.join(str(error).split())} (run it again with --debug for the traceback)"

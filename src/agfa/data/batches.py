@@ -1,0 +1,158 @@
+"""Endless minibatches, every one a function of (seed, step): nothing to save, and resuming is exact."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agfa.data.augment import Augmentation, crop_resize, flip_and_color, random_boxes, whole_boxes
+from agfa.data.domains import IntArray
+from agfa.data.store import Images
+
+T = TypeVar("T")
+AUGMENTATION = 1  # keeps its randomness apart from that of the training step
+
+
+class Batch(NamedTuple):
+    """Images (n, C, H, W) in [0, 1], their classes, and the number of the source domain each comes from.
+
+    Domains follow one another, with the same number of images each.
+    """
+
+    images: Tensor
+    labels: Tensor
+    domains: Tensor
+
+
+class Part(NamedTuple):
+    """Some images of one domain: those at `indices`."""
+
+    images: Images
+    labels: IntArray
+    indices: IntArray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def sample(n: int, batch_size: int, step: int, seed: tuple[int, ...]) -> IntArray:
+    """The places, among n, of the step's minibatch: one random permutation of all after another, without end."""
+    places = np.arange(step * batch_size, (step + 1) * batch_size)
+    return np.array([_permutation(n, (*seed, p // n))[p % n] for p in places.tolist()], dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def _permutation(n: int, seed: tuple[int, ...]) -> IntArray:
+    return np.random.default_rng(seed).permutation(n)
+
+
+def training_batches(
+    parts: Sequence[Part],
+    *,
+    batch_size: int,
+    image_size: int,
+    augmentation: Augmentation | None,
+    seed: int,
+    first_step: int,
+    device: torch.device,
+    share: tuple[int, int] = (0, 1),
+) -> Generator[Batch, None, None]:
+    """The minibatches of steps `first_step`, `first_step` + 1, ...: `batch_size` images of each part.
+
+    `share` = (rank, processes): this process's part of the joint minibatch. Images are read, cropped and resized
+    ahead, in threads; the rest of the augmentation happens on `device`.
+    """
+    rank, processes = share
+
+    def read(step: int) -> tuple[Tensor, Tensor, torch.Generator]:
+        generator = torch.Generator().manual_seed(seed_of(seed, step, rank, AUGMENTATION))
+        images: list[Tensor] = []
+        labels: list[int] = []
+        for d, part in enumerate(parts):
+            places = part.indices[sample(len(part), batch_size, step, (seed, d))][rank::processes]
+            images += [part.images[i] for i in places.tolist()]
+            labels += part.labels[places].tolist()
+        sizes = torch.tensor([image.shape[1:] for image in images])
+        boxes = whole_boxes(sizes) if augmentation is None else random_boxes(sizes, augmentation, generator)
+        pixels = crop_resize(images, boxes, image_size, pool.map)
+        if device.type == "cuda":
+            pixels = pixels.pin_memory()
+        return pixels, torch.tensor(labels), generator
+
+    size = batch_size // processes
+    domains = torch.arange(len(parts)).repeat_interleave(size).to(device)
+    workers = max(1, (os.cpu_count() or 1) // processes)
+    with ThreadPoolExecutor(workers) as pool, closing(_ahead(read, first_step)) as batches:
+        for pixels, labels, generator in batches:
+            x = to_unit(pixels, device)
+            if augmentation is not None:
+                x = flip_and_color(x, augmentation, generator)
+            yield Batch(x, labels.to(device, non_blocking=True), domains)
+
+
+def evaluation_batches(
+    part: Part, *, batch_size: int, image_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every image of the part once, whole, squashed to the size: (images in [0, 1], labels)."""
+    for start in range(0, len(part), batch_size):
+        places = part.indices[start : start + batch_size]
+        images = [part.images[i] for i in places.tolist()]
+        boxes = whole_boxes(torch.tensor([image.shape[1:] for image in images]))
+        x = to_unit(crop_resize(images, boxes, image_size), device)
+        yield x, torch.from_numpy(part.labels[places]).to(device)
+
+
+def to_unit(pixels: Tensor, device: torch.device) -> Tensor:
+    """uint8 pixels as numbers in [0, 1] on the device."""
+    return pixels.to(device, non_blocking=True).float().div_(255)
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed from several numbers; unlike sums or products of them, different ones do not meet."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _ahead(produce: Callable[[int], T], first: int, depth: int = 3) -> Generator[T, None, None]:
+    """produce(first), produce(first + 1), ... made `depth` ahead in a thread of their own; errors come through."""
+    ready: queue.Queue[T | BaseException] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def work() -> None:
+        step = first
+        while not stop.is_set():
+            made: T | BaseException
+            try:
+                made = produce(step)
+            except BaseException as error:
+                made = error
+            while not stop.is_set():
+                try:
+                    ready.put(made, timeout=0.1)
+                    break
+                except queue.Full:
+                    pass
+            if isinstance(made, BaseException):
+                return
+            step += 1
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            made = ready.get()
+            if isinstance(made, BaseException):
+                raise made
+            yield made
+    finally:
+        stop.set()
+        thread.join()

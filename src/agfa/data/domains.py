@@ -1,0 +1,118 @@
+"""What every dataset is: a few named domains that share their classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from agfa.errors import UsageError, unknown
+
+IntArray = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One source of images.
+
+    `keys` name the images for good (a relative path, an index): splits depend on nothing else.
+    `images` are files, or pixels of shape (n, height, width, channels) for datasets made in memory.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    labels: IntArray
+    images: Sequence[Path] | Pixels
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class DomainDataset:
+    """Domains in their order, and the classes that the labels index."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: tuple[Domain, ...]
+
+    def __getitem__(self, name: str) -> Domain:
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        raise unknown(f"domain of {self.name}", name, self.domain_names)
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains' names, in order."""
+        return tuple(domain.name for domain in self.domains)
+
+    def counts(self) -> IntArray:
+        """Images per domain (rows) and class (columns)."""
+        return np.stack([np.bincount(d.labels, minlength=len(self.classes)) for d in self.domains])
+
+    def fingerprint(self) -> str:
+        """A digest of the classes, the domains, and the name and class of every image."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for domain in self.domains:
+            digest.update(repr((domain.name, domain.keys, domain.labels.tolist())).encode())
+        return digest.hexdigest()[:16]
+
+
+def image_suffixes() -> frozenset[str]:
+    """The endings of file names that Pillow can read."""
+    kinds = Image.registered_extensions()  # fills Image.OPEN too
+    return frozenset(end for end, kind in kinds.items() if kind in Image.OPEN)
+
+
+def visible_folders(folder: Path) -> list[Path]:
+    """The folders in `folder`, sorted, hidden ones left out."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def image_files(folder: Path, suffixes: frozenset[str]) -> list[Path]:
+    """Every image file under `folder`, at any depth, sorted, hidden ones left out."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(parent, name)
+            for name in files
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes  # noqa: PTH122
+        ]
+    return sorted(found)
+
+
+def from_folder(root: Path) -> DomainDataset:
+    """The dataset in a folder `domain/class/image`, images nested to any depth.
+
+    Raises:
+        UsageError: there is nothing to read. What is merely odd (an empty class, say) is left to
+            `agfa.data.check`, which sees the whole.
+    """
+    if not root.is_dir():
+        raise UsageError(f"no folder {root}; --data takes a folder domain/class/image, or a known dataset's name")
+    suffixes = image_suffixes()
+    folders = visible_folders(root)
+    classes = tuple(sorted({c.name for d in folders for c in visible_folders(d)}))
+    domains = []
+    for folder in folders:
+        files: list[Path] = []
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            images = image_files(folder / name, suffixes)
+            files += images
+            labels += [label] * len(images)
+        if files or visible_folders(folder):
+            keys = tuple(path.relative_to(folder).as_posix() for path in files)
+            domains.append(Domain(folder.name, keys, np.array(labels, dtype=np.int64), files))
+    if not any(len(domain) for domain in domains):
+        raise UsageError(f"no images in {root}; they are expected as {root}/DOMAIN/CLASS/IMAGE")
+    return DomainDataset(root.resolve().name, classes, tuple(domains))

@@ -1,0 +1,197 @@
+"""Decode every image once: raw pixels in one memory-mapped file for each dataset and size.
+
+An image is stored with its aspect kept, its shorter side at most MARGIN times the training size (never enlarged,
+never cropped): training crops come from the whole image, and test images are the whole image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from agfa.data.domains import DomainDataset, IntArray, Pixels
+from agfa.errors import UsageError
+from agfa.files import writing
+
+MARGIN = 1.2
+MODES = {1: "L", 3: "RGB"}
+FORMAT = 1  # raise it when what is stored changes
+
+Images = Sequence[Tensor]  # of one domain: uint8, channels x height x width each
+Progress = Callable[[int, int], None]  # (images done, images in all)
+
+
+def decode(path: Path, channels: int = 3) -> Image.Image:
+    """Read an image file upright, in `channels` channels: 16 bit scaled to 8, transparency laid on white.
+
+    Raises:
+        OSError, ValueError, SyntaxError, DecompressionBombError: as Pillow does, when it cannot be read whole.
+    """
+    with Image.open(path) as opened:
+        opened.load()
+        return normalise(opened, channels)
+
+
+def normalise(image: Image.Image, channels: int = 3) -> Image.Image:
+    """An image upright, in 8 bits and `channels` channels."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert(MODES[channels])
+
+
+def shrink(image: Image.Image, image_size: int) -> Image.Image:
+    """Resize so that the shorter side is MARGIN times `image_size`; smaller images are left alone."""
+    short = min(image.size)
+    wanted = round(image_size * MARGIN)
+    if short <= wanted:
+        return image
+    width, height = (max(1, round(side * wanted / short)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def open_images(
+    dataset: DomainDataset, image_size: int, channels: int = 3, progress: Progress | None = None
+) -> dict[str, Images]:
+    """Every image of every domain, decoded: from the store, which is built first where it is not there yet.
+
+    Raises:
+        UsageError: files that cannot be read, the first of them named.
+    """
+    in_memory = {d.name: d.images for d in dataset.domains if isinstance(d.images, np.ndarray)}
+    if len(in_memory) == len(dataset.domains):
+        return {name: _tensors(pixels) for name, pixels in in_memory.items()}
+    folder = cache_folder() / "store" / f"{dataset.name}-{image_size}-{_key(dataset, image_size, channels)}"
+    if not folder.exists():
+        _build(dataset, image_size, channels, folder, progress)
+    sizes: IntArray = np.load(folder / "sizes.npy")
+    pixels = torch.from_file(
+        str(folder / "pixels.u8"), size=int(sizes.prod(axis=1).sum()) * channels, dtype=torch.uint8
+    )
+    images, first = {}, 0
+    offsets = np.concatenate([[0], sizes.prod(axis=1).cumsum() * channels])
+    for domain in dataset.domains:
+        last = first + len(domain)
+        images[domain.name] = StoredImages(pixels, offsets[first:last], sizes[first:last], channels)
+        first = last
+    return dict(images)
+
+
+class StoredImages(Sequence[Tensor]):
+    """The images of one domain: views of the memory map, of their own height and width each."""
+
+    def __init__(self, pixels: Tensor, offsets: IntArray, sizes: IntArray, channels: int) -> None:
+        self.pixels, self.offsets, self.sizes, self.channels = pixels, offsets, sizes, channels
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Tensor]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        height, width = (int(side) for side in self.sizes[i])
+        start = int(self.offsets[i])
+        flat = self.pixels[start : start + height * width * self.channels]
+        return flat.view(height, width, self.channels).permute(2, 0, 1)
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept: $AGFA_CACHE, else agfa in the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "agfa"
+    return Path(os.environ.get("AGFA_CACHE", default))
+
+
+def _tensors(pixels: Pixels) -> Images:
+    pixels = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of arrays it could not write to
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)  # type: ignore[return-value]  # indexed like a Sequence
+
+
+def _key(dataset: DomainDataset, image_size: int, channels: int) -> str:
+    """A digest of all that decides the pixels: the files, by name, size and time, and the settings."""
+    digest = hashlib.sha256(f"{FORMAT} {image_size} {channels} {MARGIN}".encode())
+    for domain in dataset.domains:
+        for key, path in zip(domain.keys, domain.images, strict=True):
+            status = os.stat(path)  # noqa: PTH116
+            digest.update(f"\0{domain.name}/{key}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path, progress: Progress | None) -> None:
+    """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    paths = [Path(image) for domain in dataset.domains for image in domain.images]
+    sizes: list[tuple[int, int]] = []
+    unreadable: list[str] = []
+    try:
+        with writing(draft / "pixels.u8"), (draft / "pixels.u8").open("wb") as file:
+            for path, pixels in zip(paths, _decode_all(paths, image_size, channels), strict=True):
+                if isinstance(pixels, str):
+                    unreadable.append(f"{path} ({pixels})")
+                else:
+                    file.write(pixels.tobytes())
+                    sizes.append(pixels.shape[:2])
+                if progress is not None:
+                    progress(len(sizes) + len(unreadable), len(paths))
+        if unreadable:
+            raise UsageError(
+                f"{len(unreadable)} of {len(paths)} images cannot be read, the first is {unreadable[0]}; "
+                "mend or remove them (agfa data check names them all)"
+            )
+        with writing(draft / "sizes.npy"):
+            np.save(draft / "sizes.npy", np.array(sizes, dtype=np.int64))
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _decode_all(paths: list[Path], image_size: int, channels: int) -> Iterator[Pixels | str]:
+    """Pixels, or why there are none, of each file in order. Pillow decodes outside Python's lock."""
+
+    def pixels_of(path: Path) -> Pixels | str:
+        try:
+            return np.atleast_3d(np.asarray(shrink(decode(path, channels), image_size)))
+        except Exception as error:
+            return reason(error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), 256):  # a bounded number in memory
+            yield from pool.map(pixels_of, paths[start : start + 256])
+
+
+def unreadable_reason(path: Path) -> str | None:
+    """Why the file is not an image that can be read whole; None when it is."""
+    try:
+        decode(path)
+    except Exception as error:
+        return reason(error)
+    return None
+
+
+def reason(error: Exception) -> str:
+    """One line of why an image could not be read; Pillow's plugins raise nearly anything on a damaged file."""
+    text = str(error).splitlines()
+    if isinstance(error, UnidentifiedImageError) or not text:
+        return "not an image" if text else type(error).__name__
+    return text[0]

@@ -1,0 +1,53 @@
+"""How well a network does on some images."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agfa.data.batches import Part, evaluation_batches
+
+BATCH = 256
+
+
+class Score(NamedTuple):
+    """Accuracy and mean cross-entropy over n images."""
+
+    accuracy: float
+    loss: float
+    n: int
+
+    @classmethod
+    def of(cls, totals: Tensor) -> Score:
+        """From the sums that `totals` returns, of one process or added over several."""
+        right, loss, n = totals.tolist()
+        return cls(right / max(1, n), loss / max(1, n), int(n))
+
+
+@torch.inference_mode()
+def totals(
+    network: nn.Module,
+    part: Part,
+    image_size: int,
+    device: torch.device,
+    autocast: AbstractContextManager[object] | None = None,
+) -> Tensor:
+    """Right answers, summed cross-entropy and number of the whole images of `part`, at the posterior means.
+
+    The network is left in the mode it was in.
+    """
+    training = network.training
+    network.eval()
+    right = torch.zeros((), dtype=torch.float64, device=device)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    with autocast or nullcontext():
+        for x, y in evaluation_batches(part, batch_size=BATCH, image_size=image_size, device=device):
+            logits = network(x).float()
+            right += (logits.argmax(-1) == y).sum()
+            loss += F.cross_entropy(logits, y, reduction="sum")
+    network.train(training)
+    return torch.stack([right, loss, torch.full_like(loss, len(part))])

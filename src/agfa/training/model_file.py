@@ -1,0 +1,81 @@
+"""A trained model on disk: `NAME.safetensors` (the weights) and `NAME.json` (all else that predicting needs)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor, nn
+
+from agfa.algorithms.base import Network
+from agfa.errors import UsageError, describe
+from agfa.files import replace
+from agfa.nn.backbones import build_backbone
+from agfa.nn.heads import BayesianLinear
+
+
+class ModelCard(BaseModel, extra="forbid", frozen=True):
+    """What a model is, where it comes from, and how to feed it (its normalisation is in the weights)."""
+
+    format: Literal[1] = 1
+    classes: tuple[str, ...]
+    backbone: str  # architecture and weights it started from, fully resolved
+    initial_weights: str  # digest of the weights it started from
+    head: Literal["linear", "bayesian"]
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    algorithm: str
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    model: str  # last, best, swad, ...: which of the run's models
+    step: int
+
+
+def save(path: Path, state: dict[str, Tensor], card: ModelCard) -> None:
+    """Write `path`.safetensors and `path`.json; the weights last, so that a model that is there is whole."""
+    tensors = {key: value.contiguous().cpu() for key, value in state.items()}
+    text = card.model_dump_json(indent=2).encode() + b"\n"
+    replace(path.with_suffix(".json"), lambda f: f.write(text))
+    content = safetensors.torch.save(tensors)
+    replace(path.with_suffix(".safetensors"), lambda f: f.write(content))
+
+
+def load(path: Path) -> tuple[Network, ModelCard]:
+    """The network and its card from a run folder, or from a model's .safetensors file."""
+    weights = path / "model.safetensors" if path.is_dir() else path
+    if not weights.is_file():
+        what = "has no model.safetensors: the run has not finished" if path.is_dir() else "does not exist"
+        raise UsageError(f"{path} {what}; give a finished run's folder, or a .safetensors file in it")
+    file = weights.with_suffix(".json")
+    try:
+        card = ModelCard.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UsageError(f"{file} is missing; a model is its .safetensors and its .json together") from error
+    except ValidationError as error:
+        raise UsageError(f"{file}: {describe(error, ModelCard)}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    network = _build(card)
+    try:
+        network.load_state_dict(safetensors.torch.load_file(weights))
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(f"{weights} does not hold the model that {file.name} describes: {first}") from error
+    return network.eval(), card
+
+
+def _build(card: ModelCard) -> Network:
+    backbone = build_backbone(card.backbone, card.channels, card.image_size, weights="none")
+    head: nn.Module
+    with torch.random.fork_rng(devices=[]):
+        if card.head == "bayesian":
+            head = BayesianLinear(backbone.n_features, len(card.classes))
+        else:
+            head = nn.Linear(backbone.n_features, len(card.classes))
+    return Network(backbone, head)

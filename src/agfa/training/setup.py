@@ -1,0 +1,119 @@
+"""From a configuration to what a run starts with: the complete configuration, the splits, the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agfa import algorithms
+from agfa.algorithms.base import Algorithm, Problem
+from agfa.data import catalog
+from agfa.data.batches import Part
+from agfa.data.domains import DomainDataset
+from agfa.data.splits import Roles, assign_roles, hold_out
+from agfa.data.store import Images
+from agfa.errors import UsageError
+from agfa.nn.backbones import build_backbone
+from agfa.training.config import CompleteConfig, TrainConfig, parse
+
+
+def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]:
+    """Fill in what is left open, from the dataset's settings and the method's defaults, and check the rest."""
+    if config.data is None:
+        raise UsageError(
+            f"say what to train on: --data with a folder domain/class/image, or one of {', '.join(catalog.CATALOG)}"
+        )
+    dataset, settings = catalog.load(config.data)
+    roles = assign_roles(dataset, config.target, config.source)
+    method = algorithms.get(config.algorithm)
+    dataset_hparams = {k: v for k, v in settings.hparams.items() if k in method.hparams_type.model_fields}
+    hparams = algorithms.hparams(method, {**dataset_hparams, **config.hparams})
+    defaults = {
+        "swad_ratio": settings.swad_ratio,
+        "selection": "validation" if config.averaging == "none" else config.averaging,
+        "backbone": settings.backbone,
+        "freeze_batchnorm": config.weights != "none",
+        "image_size": settings.image_size,
+        "channels": settings.channels,
+        "augment": settings.augment,
+        "steps": settings.steps,
+        "evaluate_every": settings.evaluate_every,
+        "batch_size": settings.batch_size,
+        "out": _default_folder(config, dataset, roles),
+    }
+    given = config.model_dump()
+    chosen = {key: value if value is not None else defaults.get(key) for key, value in given.items()}
+    chosen |= {"hparams": hparams.model_dump(mode="json"), "target": roles.targets, "source": roles.sources}
+    done = parse(chosen, CompleteConfig)
+    if done.batch_size % method.passes:
+        raise UsageError(
+            f"batch_size {done.batch_size} must be a multiple of {method.passes}: {method.name} passes each "
+            f"source image {method.passes} times (as itself, and generated)"
+        )
+    if done.selection in ("swa", "swad") and done.selection != done.averaging:
+        raise UsageError(f"selection {done.selection} needs --averaging {done.selection}")
+    if done.selection == "oracle" and not (roles.targets and done.track_target):
+        raise UsageError("selection oracle needs a --target, and --track-target")
+    return done, dataset, roles
+
+
+def _default_folder(config: TrainConfig, dataset: DomainDataset, roles: Roles) -> Path:
+    """The folder that the same command always means."""
+    held_out = f"target-{'+'.join(roles.targets)}" if roles.targets else "all"
+    return Path("runs", dataset.name, f"{config.algorithm}-{config.averaging}-{held_out}-seed{config.seed}")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The parts of each domain: sources' training and validation images; targets' 80% and oracle's 20%."""
+
+    train: dict[str, Part]
+    val: dict[str, Part]
+    test: dict[str, Part]
+    oracle: dict[str, Part]
+
+    def evaluated(self, targets: bool) -> list[tuple[str, str, str, Part]]:
+        """(role, domain, split, part) of all that is measured."""
+        parts = [("source", name, "val", part) for name, part in self.val.items()]
+        if targets:
+            parts += [("target", name, "test", part) for name, part in self.test.items()]
+            parts += [("target", name, "oracle", part) for name, part in self.oracle.items()]
+        return parts
+
+
+def split(dataset: DomainDataset, images: dict[str, Images], roles: Roles, config: CompleteConfig) -> Splits:
+    """Hold out the fraction of every domain, and give the parts their roles."""
+    large, small = {}, {}
+    for name in (*roles.sources, *roles.targets):
+        domain = dataset[name]
+        kept, held = hold_out(domain, config.val_fraction, config.seed, config.stratified)
+        if not (len(kept) and len(held)):
+            raise UsageError(
+                f"{dataset.name}/{name} has {len(domain)} images: too few to hold out {config.val_fraction:.0%}"
+            )
+        large[name] = Part(images[name], domain.labels, kept)
+        small[name] = Part(images[name], domain.labels, held)
+    return Splits(
+        train={name: large[name] for name in roles.sources},
+        val={name: small[name] for name in roles.sources},
+        test={name: large[name] for name in roles.targets},
+        oracle={name: small[name] for name in roles.targets},
+    )
+
+
+def build(config: CompleteConfig, dataset: DomainDataset, splits: Splits) -> Algorithm:
+    """The algorithm on its backbone, with initial weights that the seed decides."""
+    torch.manual_seed(config.seed)
+    backbone = build_backbone(
+        config.backbone, config.channels, config.image_size, config.weights, config.freeze_batchnorm
+    )
+    problem = Problem(
+        n_classes=len(dataset.classes),
+        n_domains=len(splits.train),
+        n_images=sum(len(part) for part in splits.train.values()),
+        image_shape=(config.channels, config.image_size, config.image_size),
+    )
+    method = algorithms.get(config.algorithm)
+    return method(backbone, problem, algorithms.hparams(method, config.hparams))
