@@ -51,7 +51,7 @@ def run_demo(folder: Path, seeds: int, display: Display) -> tuple[list[Row], Pat
             ReportFigure(
                 amplitude_figure(_views(first_agfa)),
                 "Digits, their phase and amplitude spectra, generated amplitudes, and the images made from them",
-                "What AGFA's generator ends with, on one test image of each source domain. An image's phase is kept "
+                "What AGFA's generator ends with, on one image of each source domain. An image's phase is kept "
                 "and its amplitude replaced by a generated one, or mixed half and half with it.",
             ),
         ],
