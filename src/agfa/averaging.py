@@ -106,6 +106,7 @@ class Swad:
         l̄   = the mean of those losses;
         t_e = t - N_e·V for the first t, after t_s was found, whose last `tolerance` (N_e) losses all exceed r·l̄.
     With no t_e the mean runs to the last step; with no t_s there is no mean (average() is None).
+    A loss that is not finite starts nothing, is no part of l̄, and counts as above r·l̄.
 
     Only the earliest evaluation not yet beaten can become t_s: a loss below its loss is also below those of all
     later candidates. So one mean from that candidate on, and a queue of the segments (of V iterates) that a later
@@ -136,18 +137,21 @@ class Swad:
         if self.finished:
             return
         loss = math.inf if math.isnan(loss) else loss
-        if self.threshold is None and (self.start is None or loss < self.losses[0]):
-            self.start, self.closed_until, self.losses = step, step, [loss]
+        broken = loss == math.inf  # neither a start nor a part of l̄; above r·l̄
+        if self.threshold is None and (self.start is None or broken or loss < self.losses[0]):
+            self.start, self.closed_until, self.losses = (None, 0, []) if broken else (step, step, [loss])
             self.closed, self.open = Mean(), Mean()
             self.segments.clear()
-            self.closed.add(host_state(model))
+            if not broken:
+                self.closed.add(host_state(model))
         else:
             self.losses.append(loss)
             self.segments.append((step, self.open.to_host()))
             self.open = Mean()
         if self.threshold is None:
             if len(self.losses) == self.n_s:
-                self.threshold = self.ratio * sum(self.losses) / self.n_s
+                level = math.fsum(self.losses) / self.n_s
+                self.threshold = self.ratio * max(level, self.losses[0])  # rounding can put a mean below its least
         elif len(self.losses) > self.n_e and min(self.losses[-self.n_e :]) > self.threshold:
             self.end = self.closed_until
             self.segments.clear()

@@ -80,7 +80,9 @@ def test_both_are_the_mean_of_a_loop_over_images(data):
     n, classes = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 6))
     # quarters: ties are common
     numbers = st.lists(
-        st.lists(st.integers(-20, 20).map(lambda k: k / 4), min_size=classes, max_size=classes), min_size=n, max_size=n
+        st.lists(st.integers(-20, 20).map(lambda k: k / 4), min_size=classes, max_size=classes),
+        min_size=n,
+        max_size=n,
     )
     mu, sigma = data.draw(numbers), [[abs(v) / 4 for v in row] for row in data.draw(numbers)]
     labels = data.draw(st.lists(st.integers(0, classes - 1), min_size=n, max_size=n))

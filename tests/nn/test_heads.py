@@ -80,7 +80,12 @@ def test_kl_is_the_sum_over_all_weights():
 
 @pytest.mark.parametrize(
     ("mean", "variance", "wanted"),
-    [(0.0, 1.0, 0.0), (2.0, 1.0, 2.0), (0.0, 4.0, 0.5 * (4 - 1 - math.log(4))), (1.0, 0.5, 0.5 * (0.5 + math.log(2)))],
+    [
+        (0.0, 1.0, 0.0),
+        (2.0, 1.0, 2.0),
+        (0.0, 4.0, 0.5 * (4 - 1 - math.log(4))),
+        (1.0, 0.5, 0.5 * (0.5 + math.log(2))),
+    ],
 )
 def test_kl_by_hand(mean, variance, wanted):
     posterior = BayesianLinear(1, 1).double()

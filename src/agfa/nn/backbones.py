@@ -46,6 +46,7 @@ class Backbone(nn.Module):
         self.freeze_batchnorm = freeze_batchnorm
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        self.train(self.training)  # a new module is in training mode: freeze now, not at the first call of train()
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of images in [0, 1]."""
@@ -121,9 +122,12 @@ def _timm_model(name: str, channels: int, image_size: int, pretrained: bool) -> 
     full = architecture if architecture == LITE else FIELD_TAGS.get(name, name)
     if not timm.is_model(architecture):
         raise unknown("backbone", name, ["convnet", *timm.list_models()])
+    try:
+        settings = timm.get_pretrained_cfg(full)
+    except RuntimeError as error:  # timm has the architecture, without this tag
+        raise unknown("backbone", name, timm.list_pretrained(f"{architecture}.*")) from error
     from_hub = pretrained and architecture != LITE
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
-    settings = timm.get_pretrained_cfg(architecture)
     if settings is not None and settings.fixed_input_size:
         options["img_size"] = image_size
     try:
@@ -166,8 +170,11 @@ def _load_file(body: nn.Module, path: Path) -> None:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise UsageError(f"{path} cannot be read as weights: {_first_line(error)}") from error
-    wanted = body.state_dict()
-    for key, value in wanted.items():
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UsageError(f"{path} cannot be read as weights: it is not a dictionary of tensors alone")
+    for key, value in body.state_dict().items():
+        if key.endswith("num_batches_tracked") and key not in state:
+            continue  # torchvision's files are older than this counter
         if key not in state or state[key].shape != value.shape:
             found = "is missing" if key not in state else f"has shape {tuple(state[key].shape)}"
             raise UsageError(f"{path} does not fit the backbone: {key} {found}, wanted {tuple(value.shape)}")

@@ -1,0 +1,64 @@
+"""ERM against a manual step of Adam on the mean cross-entropy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from agfa.algorithms import hparams
+from agfa.algorithms.base import Problem, plain_backward
+from agfa.algorithms.erm import ERM
+from agfa.data.batches import Batch
+from agfa.nn.backbones import Backbone, ConvNet
+
+
+def build(lr: float = 1e-2) -> ERM:
+    torch.manual_seed(0)
+    backbone = Backbone(ConvNet(1, widths=(8, 32)), 32, (0.5,), (0.5,), "tiny")
+    return ERM(backbone, Problem(3, 2, 40, (1, 8, 8)), hparams(ERM, {"lr": lr})).double()
+
+
+def batch(n: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(n, 1, 8, 8, dtype=torch.float64, generator=generator)
+    return Batch(images, torch.arange(n) % 3, torch.arange(n) % 2)
+
+
+def test_head_has_a_bias_and_passes_are_one():
+    assert build().network.head.bias is not None
+    assert ERM.passes == 1
+
+
+@pytest.mark.parametrize("n", [1, 5, 6])
+def test_steps_are_those_of_adam_on_the_mean_cross_entropy(n):
+    algorithm, data = build(), batch(n)
+    manual = copy.deepcopy(algorithm.network)
+    adam = torch.optim.Adam(manual.parameters(), lr=1e-2)
+    for _ in range(3):
+        shown = algorithm.update(data, plain_backward)
+        loss = F.cross_entropy(manual(data.images), data.labels)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        torch.testing.assert_close(shown["nll"], loss.detach())
+        assert not shown["nll"].requires_grad
+    for mine, theirs in zip(algorithm.network.parameters(), manual.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_every_parameter_of_the_network_is_optimised_once_without_weight_decay():
+    algorithm = build()
+    groups = algorithm.optimizers["model"].param_groups
+    assert [id(p) for g in groups for p in g["params"]] == [id(p) for p in algorithm.network.parameters()]
+    assert all(g["weight_decay"] == 0 and g["betas"] == (0.9, 0.999) for g in groups)
+
+
+def test_autocast_leaves_the_loss_in_float32():
+    algorithm, data = build().float(), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        shown = algorithm.update(Batch(data.images.float(), data.labels, data.domains), plain_backward)
+    assert shown["nll"].dtype == torch.float32
+    assert shown["nll"].isfinite()
