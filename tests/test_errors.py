@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import QUICK, Agfa, flags, make_images, records, weights
 
 from agfa.errors import AgfaError, UsageError, unknown
 from agfa.training import model_file
 from agfa.training.checkpoint import load
 from agfa.training.run_folder import RunFolder
 from agfa.training.trainer import Training
+from support import QUICK, Agfa, flags, make_images, records, weights
 
 # --- what cannot be trained on: status 2
 
@@ -207,7 +207,9 @@ def small_disk() -> Iterator[Path]:
     mounted = (
         sys.platform == "linux"
         and os.geteuid() == 0
-        and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True
+        ).returncode
         == 0
     )
     if not mounted:

@@ -20,7 +20,12 @@ from agfa.errors import AgfaError, UsageError, describe
 from agfa.training.config import TrainConfig, parse, read
 
 SUMMARY = "Domain generalisation: train an image classifier on a few known sources; it holds on one never seen."
-app = App(name="agfa", version=__version__, help=f"{SUMMARY}\n\nAdd --debug to any command for tracebacks.")
+app = App(
+    name="agfa",
+    version=__version__,
+    suppress_keyboard_interrupt=False,
+    help=f"{SUMMARY}\n\nAdd --debug to any command for tracebacks.",
+)
 data_app = App(name="data", help="Known datasets, and your own.")
 app.command(data_app)
 NOTHING = TrainConfig()  # no setting given
@@ -59,7 +64,7 @@ def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
 def train(
     *,
     config: Path | None = None,
-    settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=())] = NOTHING,
+    settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=(), consume_multiple=True)] = NOTHING,
 ) -> None:
     """Train a model: hold --target out, or train on --source alone, or (neither) on every domain.
 
@@ -69,12 +74,17 @@ def train(
         config: a YAML file of these settings (a run's config.yaml, say); flags override it.
     """
     from agfa.training.progress import Display
+    from agfa.training.trainer import is_first_process
     from agfa.training.trainer import train as run
 
-    given = settings.model_dump(include=settings.model_fields_set)
-    in_file = read(config) if config is not None else {}
-    merged = {**in_file, **given, "hparams": {**(in_file.get("hparams") or {}), **given.get("hparams", {})}}
-    finished = run(parse(merged, TrainConfig, str(config or "flags")), Display())
+    given = settings.model_dump(exclude_unset=True)
+    in_file = parse(read(config), TrainConfig, str(config)).model_dump(exclude_unset=True) if config else {}
+    if given.keys() & {"target", "source"}:  # a complete configuration says both
+        in_file = {key: value for key, value in in_file.items() if key not in ("target", "source")}
+    merged = {**in_file, **given, "hparams": {**in_file.get("hparams", {}), **given.get("hparams", {})}}
+    finished = run(parse(merged, TrainConfig), Display())
+    if not is_first_process():
+        return
     rows = [
         (model, "yes" if model == finished.config.chosen else "", domain, f"{role} {split}", f"{score.accuracy:.1%}")
         for model, scores in finished.scores.items()

@@ -50,7 +50,7 @@ def hold_out(domain: Domain, fraction: float, seed: int, stratified: bool = Fals
     groups = [np.flatnonzero(domain.labels == c) for c in np.unique(domain.labels)]
     if not stratified:
         groups = [np.arange(len(domain))]
-    held = [group[np.argsort(rank[group], kind="stable")[: round(len(group) * fraction)]] for group in groups]
-    mask = np.zeros(len(domain), dtype=bool)
-    mask[np.concatenate(held)] = True
-    return np.flatnonzero(~mask), np.flatnonzero(mask)
+    held = np.zeros(len(domain), dtype=bool)
+    for group in groups:
+        held[group[np.argsort(rank[group], kind="stable")[: round(len(group) * fraction)]]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)

@@ -75,6 +75,9 @@ def open_images(
     """
     in_memory = {d.name: d.images for d in dataset.domains if isinstance(d.images, np.ndarray)}
     if len(in_memory) == len(dataset.domains):
+        made = next(iter(in_memory.values())).shape[-1]
+        if made != channels:
+            raise UsageError(f"the images of {dataset.name} have {made} channels, not {channels}")
         return {name: _tensors(pixels) for name, pixels in in_memory.items()}
     folder = cache_folder() / "store" / f"{dataset.name}-{image_size}-{_key(dataset, image_size, channels)}"
     if not folder.exists():
@@ -160,8 +163,12 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
             )
         with writing(draft / "sizes.npy"):
             np.save(draft / "sizes.npy", np.array(sizes, dtype=np.int64))
-        if not folder.exists():
-            draft.rename(folder)
+        with writing(folder):
+            try:
+                draft.rename(folder)
+            except OSError:
+                if not folder.exists():  # else another process was first
+                    raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

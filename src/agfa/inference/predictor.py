@@ -45,8 +45,11 @@ class Predictor:
     """A model ready to predict, on `device`."""
 
     def __init__(self, network: Network, card: ModelCard, device: str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.network, self.card = network.to(self.device).eval(), card
+        try:
+            self.device = torch.device(device)
+            self.network, self.card = network.to(self.device).eval(), card
+        except (RuntimeError, AssertionError) as error:  # no such device, or torch was built without it
+            raise UsageError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
     @property
     def classes(self) -> tuple[str, ...]:

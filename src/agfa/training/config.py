@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from agfa.errors import UsageError, describe
 
 Selection = Literal["swad", "swa", "validation", "last", "oracle"]
+Channels = Annotated[
+    Literal[1, 3], BeforeValidator(lambda given: {"1": 1, "3": 3}.get(given, given))
+]  # flags are text
 
 
 class TrainConfig(BaseModel, extra="forbid", frozen=True):
@@ -33,7 +36,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
     weights: str = Field("pretrained", description="pretrained, none, or a file of the backbone's weights")
     freeze_batchnorm: bool | None = Field(None, description="keep batch-norm statistics (default: if pretrained)")
     image_size: int | None = Field(None, ge=8, description="training and test size in pixels")
-    channels: Literal[1, 3] | None = Field(None, description="image channels")
+    channels: Channels | None = Field(None, description="image channels")
     augment: bool | None = Field(None, description="random crop, flip, colour jitter, grayscale")
     steps: int | None = Field(None, ge=1, description="optimiser steps")
     evaluate_every: int | None = Field(None, ge=1, description="V: steps between evaluations")
@@ -63,7 +66,7 @@ class CompleteConfig(TrainConfig, frozen=True):
     backbone: str
     freeze_batchnorm: bool
     image_size: int
-    channels: Literal[1, 3]
+    channels: Channels
     augment: bool
     steps: int
     evaluate_every: int

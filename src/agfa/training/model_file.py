@@ -71,9 +71,9 @@ def load(path: Path) -> tuple[Network, ModelCard]:
 
 
 def _build(card: ModelCard) -> Network:
-    backbone = build_backbone(card.backbone, card.channels, card.image_size, weights="none")
     head: nn.Module
     with torch.random.fork_rng(devices=[]):
+        backbone = build_backbone(card.backbone, card.channels, card.image_size, weights="none")
         if card.head == "bayesian":
             head = BayesianLinear(backbone.n_features, len(card.classes))
         else:

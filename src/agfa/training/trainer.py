@@ -19,7 +19,8 @@ from typing import Any
 import safetensors.torch
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import TorchElasticEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
 from agfa import algorithms
@@ -146,13 +147,14 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
         return _finished(folder, config)
     require_trainable(dataset, roles, config.allow_missing_classes)
 
-    fabric = _start_fabric(config)
-    writer = fabric.global_rank == 0
+    fabric = _fabric(config)
+    writer = is_first_process()
     display = display if writer else Display(quiet=True)
-    if writer:
+    if writer:  # before there are others, who could only wait, or fail with it
         folder.claim(config)
-        with display.images() as seen:  # before the others look for it
+        with display.images() as seen:
             open_images(dataset, config.image_size, config.channels, seen)
+    fabric.launch()
     fabric.barrier()
     splits = split(dataset, open_images(dataset, config.image_size, config.channels), roles, config)
     training = Training(build(config, dataset, splits), _averaging(config))
@@ -295,24 +297,27 @@ def _averaging(config: CompleteConfig) -> Averaging | None:
     return None
 
 
-def _start_fabric(config: CompleteConfig) -> Fabric:
-    """The processes of this run; each sees its share of every minibatch."""
+def is_first_process() -> bool:
+    """Whether this process speaks and writes for all; known before they are launched."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def _fabric(config: CompleteConfig) -> Fabric:
+    """The processes of this run, not yet launched; each sees its share of every minibatch."""
     devices, nodes = config.devices, 1
     if TorchElasticEnvironment.detect():  # torchrun has started the processes
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
-    try:
-        fabric = Fabric(accelerator=config.accelerator, devices=devices, num_nodes=nodes, precision=config.precision)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"accelerator {config.accelerator!r}, {config.devices} devices: {error}") from error
-    fabric.launch()
     size = config.batch_size // algorithms.get(config.algorithm).passes
-    if size % fabric.world_size:
+    if size % (devices * nodes):
         raise UsageError(
-            f"{size} source images per domain and step cannot be shared by {fabric.world_size} processes; "
+            f"{size} source images per domain and step cannot be shared by {devices * nodes} processes; "
             "make batch_size a multiple"
         )
-    return fabric
+    try:
+        return Fabric(accelerator=config.accelerator, devices=devices, num_nodes=nodes, precision=config.precision)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"accelerator {config.accelerator!r}, {devices} devices: {error}") from error
 
 
 def _backward(fabric: Fabric) -> Backward:
