@@ -43,9 +43,8 @@ def main() -> None:
             if repeat >= 2:
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    print(
-        f"{given.backbone}, {given.image_size} px, {given.images} images a step, {'bf16' if given.bf16 else 'float32'}"
-    )
+    precision = "bf16" if given.bf16 else "float32"
+    print(f"{given.backbone}, {given.image_size} px, {given.images} images a step, {precision}")
     for name, median in medians.items():
         print(f"{name:18}{1000 * median:8.1f} ms a step{median / medians['erm']:7.2f} x erm")
 

@@ -19,7 +19,7 @@ from agfa.errors import AgfaError, UsageError, unknown
 from agfa.training import model_file
 from agfa.training.checkpoint import load
 from agfa.training.run_folder import RunFolder
-from agfa.training.trainer import Training
+from agfa.training.state import Training
 from support import QUICK, Agfa, flags, make_images, records, weights
 
 # --- what cannot be trained on: status 2
@@ -233,27 +233,31 @@ def fill(disk: Path, leaving: int = 0) -> None:
 
 
 class Moment:
-    """Fills the disk right before the n-th call of a function."""
+    """Fills the disk, but for so many bytes, right before the n-th call of a function."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, disk: Path, owner: Any, name: str, n: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, disk: Path, owner: Any, name: str, n: int, leaving: int = 0
+    ) -> None:
         self.calls, original = 0, getattr(owner, name)
 
         def full(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             if self.calls == n:
-                fill(disk)
+                fill(disk, leaving)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, full)
 
 
-MOMENTS: dict[str, tuple[Any, str, int]] = {
+MOMENTS: dict[str, tuple[Any, ...]] = {
     "claiming the folder": (RunFolder, "claim", 1),
     "the first record": (RunFolder, "record", 1),
     "a later record": (RunFolder, "record", 30),
     "the first checkpoint": (Training, "state_dict", 1),
     "the last checkpoint": (Training, "state_dict", 3),
+    "amid a checkpoint": (Training, "state_dict", 2, 1 << 20),
     "the first model": (model_file, "save", 1),
+    "amid a model": (model_file, "save", 2, 1 << 20),
     "the last model": (model_file, "save", 4),
 }
 

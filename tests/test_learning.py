@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from agfa import train
-from agfa.training.trainer import Run, mean_accuracy
+from agfa.training.evaluate import mean_accuracy
+from agfa.training.trainer import Run
 
 PACS = Path(os.environ.get("AGFA_DATA", ""), "PACS").absolute()
 

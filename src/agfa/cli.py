@@ -73,8 +73,8 @@ def train(
     Args:
         config: a YAML file of these settings (a run's config.yaml, say); flags override it.
     """
+    from agfa.training.processes import is_first_process
     from agfa.training.progress import Display
-    from agfa.training.trainer import is_first_process
     from agfa.training.trainer import train as run
 
     given = settings.model_dump(exclude_unset=True)

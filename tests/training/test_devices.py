@@ -30,11 +30,11 @@ WATCHED = """
 import os, sys
 import torch
 from agfa import cli
-from agfa.training.trainer import Training
+from agfa.training.state import Training
 models = Training.models
-def watched(self, display):
+def watched(self):
     torch.save(self.algorithm.state_dict(), f"rank{os.environ.get('LOCAL_RANK', 0)}.pt")
-    return models(self, display)
+    return models(self)
 Training.models = watched
 cli.main()
 """

@@ -19,7 +19,7 @@ import agfa as package
 from agfa.data.batches import seed_of
 from agfa.errors import UsageError
 from agfa.training import checkpoint, model_file, run_folder, trainer
-from agfa.training.trainer import Training
+from agfa.training.state import Training
 from support import QUICK, Agfa, flags, records, weights
 
 LONG = {

@@ -16,7 +16,9 @@ import agfa as package
 from agfa.averaging import Swad
 from agfa.errors import UsageError
 from agfa.training import trainer
-from agfa.training.trainer import Best, Run, mean_accuracy
+from agfa.training.evaluate import mean_accuracy
+from agfa.training.state import Best
+from agfa.training.trainer import Run
 from support import CLASSES, DOMAINS, Agfa, records, weights
 
 SWAD = {"swad_patience": 1, "swad_tolerance": 2}
@@ -206,7 +208,7 @@ def test_stopping_early_stops_there_with_the_same_average(
 def test_without_a_start_swad_is_the_last_model_and_says_so(train: Agfa) -> None:
     ended = train(target="sky", out="run", steps=4)
     assert ended.status == 0
-    assert "swad found no start: its model is the last one" in ended.err.splitlines()
+    assert "swad found no start: its model is the last one; more steps may help" in ended.err.splitlines()
     assert Path("run/models/swad.safetensors").read_bytes() == Path("run/models/last.safetensors").read_bytes()
 
 
@@ -228,7 +230,7 @@ def test_swa_is_the_mean_of_the_second_half(tiny: Path, quick: dict[str, Any]) -
 
 def test_steps_that_are_no_multiple_of_evaluate_every(tiny: Path, quick: dict[str, Any], monkeypatch: Any) -> None:
     """The last evaluation is recorded and may be the best; SWAD sees multiples alone and averages to the end."""
-    scripted(monkeypatch, [2, 1, 1, 1])
+    scripted(monkeypatch, [1, 1, 9, 9])  # were the last one seen, there would be an end
     seen = iterates(monkeypatch)
     run(tiny, quick, steps=7, **SWAD)
     assert sorted({line["step"] for line in records(Path("run"), "eval")}) == [2, 4, 6, 7]

@@ -28,6 +28,9 @@ class Score(NamedTuple):
         return cls(right / max(1, n), loss / max(1, n), int(n))
 
 
+Scores = dict[tuple[str, str, str], Score]  # of (role, domain, split)
+
+
 @torch.inference_mode()
 def totals(
     network: nn.Module,
@@ -51,3 +54,15 @@ def totals(
             loss += F.cross_entropy(logits, y, reduction="sum")
     network.train(training)
     return torch.stack([right, loss, torch.full_like(loss, len(part))])
+
+
+def mean_accuracy(scores: Scores, split: str) -> float | None:
+    """Mean over domains of their accuracy on `split`; None where none has it."""
+    found = [score.accuracy for (_, _, name), score in scores.items() if name == split]
+    return sum(found) / len(found) if found else None
+
+
+def mean_loss(scores: Scores, split: str) -> float:
+    """Mean over domains of their mean loss on `split`."""
+    found = [score.loss for (_, _, name), score in scores.items() if name == split]
+    return sum(found) / len(found)

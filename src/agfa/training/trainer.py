@@ -6,44 +6,38 @@ goes on from a checkpoint ends with the same bits as one that was never interrup
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import time
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.utilities.rank_zero import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 
-from agfa import algorithms
-from agfa.algorithms.base import Algorithm, Backward
-from agfa.averaging import Averaging, State, Swa, Swad, host_state
+from agfa.algorithms.base import Network
+from agfa.averaging import Averaging, Swa, Swad
 from agfa.data.augment import Augmentation
 from agfa.data.batches import Part, seed_of, training_batches
 from agfa.data.check import require_trainable
+from agfa.data.domains import DomainDataset
+from agfa.data.splits import Roles
 from agfa.data.store import open_images
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.nn.backbones import weights_hash
 from agfa.nn.heads import BayesianLinear
-from agfa.training import checkpoint, model_file
+from agfa.training import checkpoint, model_file, processes
 from agfa.training.config import CompleteConfig, TrainConfig
-from agfa.training.evaluate import Score, totals
+from agfa.training.evaluate import Score, Scores, mean_accuracy, mean_loss, totals
 from agfa.training.model_file import ModelCard
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
 from agfa.training.setup import build, complete, split
+from agfa.training.state import Training
 
-Scores = dict[tuple[str, str, str], Score]  # of (role, domain, split)
-logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it chose is in the configuration
 NOISE = 0  # keeps the training step's randomness apart from the augmentation's
 
 
@@ -65,72 +59,6 @@ class Run:
         return mean_accuracy(self.scores[self.config.chosen], "test")
 
 
-@dataclass
-class Best:
-    """The model with the highest score so far, in host memory."""
-
-    score: float = -1.0
-    step: int = 0
-    state: State = field(default_factory=dict)
-
-    def offer(self, score: float | None, step: int, network: nn.Module) -> None:
-        """Keep this model if its score is higher than any before."""
-        if score is not None and score > self.score:
-            self.score, self.step, self.state = score, step, _copy(network)
-
-
-@dataclass
-class Training:
-    """All that changes as a run goes on, and so all that a checkpoint holds."""
-
-    algorithm: Algorithm
-    averaging: Averaging | None
-    best: Best = field(default_factory=Best)
-    oracle: Best = field(default_factory=Best)
-    step: int = 0
-    seconds: float = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it, as plain values and tensors."""
-        return {
-            "algorithm": self.algorithm.state_dict(),
-            "optimizers": {name: o.state_dict() for name, o in self.algorithm.optimizers.items()},
-            "averaging": self.averaging.state_dict() if self.averaging is not None else None,
-            "best": vars(self.best),
-            "oracle": vars(self.oracle),
-            "step": self.step,
-            "seconds": self.seconds,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        self.algorithm.load_state_dict(state["algorithm"])
-        for name, optimizer in self.algorithm.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        if self.averaging is not None:
-            self.averaging.load_state_dict(state["averaging"])
-        self.best, self.oracle = Best(**state["best"]), Best(**state["oracle"])
-        self.step, self.seconds = state["step"], state["seconds"]
-
-    def over(self, config: CompleteConfig) -> bool:
-        """Whether there is nothing left to train."""
-        stopped = config.stop_early and isinstance(self.averaging, Swad) and self.averaging.finished
-        return stopped or self.step >= config.steps
-
-    def models(self, display: Display) -> dict[str, tuple[int, State]]:
-        """(step, state) of every model that this training gives."""
-        last = _copy(self.algorithm.network)
-        found = {"last": (self.step, last), "best": (self.best.step, self.best.state)}
-        if self.averaging is not None:
-            average = self.averaging.average()
-            if average is None:
-                display.say(f"{self.averaging.name} found no start: its model is the last one")
-            found[self.averaging.name] = (self.step, average or last)
-        if self.oracle.state:
-            found["oracle"] = (self.oracle.step, self.oracle.state)
-        return found
-
-
 def train(settings: TrainConfig, display: Display | None = None) -> Run:
     """Train as `settings` say: start, go on with the run in its folder, or return what it ended with.
 
@@ -147,8 +75,8 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
         return _finished(folder, config)
     require_trainable(dataset, roles, config.allow_missing_classes)
 
-    fabric = _fabric(config)
-    writer = is_first_process()
+    fabric = processes.prepare(config)
+    writer = processes.is_first_process()
     display = display if writer else Display(quiet=True)
     if writer:  # before there are others, who could only wait, or fail with it
         folder.claim(config)
@@ -194,7 +122,7 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
         device=fabric.device,
         share=(fabric.global_rank, fabric.world_size),
     )
-    backward = _backward(fabric)
+    backward = processes.joint_backward(fabric)
     images_per_step = config.batch_size * len(splits.train)
     began = recorded_at = saved_at = time.monotonic()
     earlier = training.seconds
@@ -237,23 +165,11 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
                     saved_at = time.monotonic()
             recorded_at = time.monotonic()
 
-    card = ModelCard(
-        classes=dataset.classes,
-        backbone=network.backbone.tag,
-        initial_weights=initial_weights,
-        head="bayesian" if isinstance(network.head, BayesianLinear) else "linear",
-        image_size=config.image_size,
-        channels=config.channels,
-        mean=tuple(network.backbone.mean.flatten().tolist()),
-        std=tuple(network.backbone.std.flatten().tolist()),
-        algorithm=config.algorithm,
-        sources=roles.sources,
-        targets=roles.targets,
-        model="last",
-        step=training.step,
-    )
+    if averaging is not None and averaging.average() is None:
+        display.say(f"{averaging.name} found no start: its model is the last one; more steps may help")
+    card = _card(config, dataset, roles, network, initial_weights)
     finals = {}
-    for name, (step, state) in training.models(display).items():
+    for name, (step, state) in training.models().items():
         network.load_state_dict(state)
         finals[name] = measure(nullcontext())
         if writer:
@@ -271,21 +187,26 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
     return Run(folder.path, config, finals, training.seconds)
 
 
-def mean_accuracy(scores: Scores, split: str) -> float | None:
-    """Mean over domains of their accuracy on `split`; None where none has it."""
-    found = [score.accuracy for (_, _, name), score in scores.items() if name == split]
-    return sum(found) / len(found) if found else None
-
-
-def mean_loss(scores: Scores, split: str) -> float:
-    """Mean over domains of their mean loss on `split`."""
-    found = [score.loss for (_, _, name), score in scores.items() if name == split]
-    return sum(found) / len(found)
-
-
-def _copy(network: nn.Module) -> State:
-    """A network's state in host memory, on its own."""
-    return {key: value.clone() for key, value in host_state(network).items()}
+def _card(
+    config: CompleteConfig, dataset: DomainDataset, roles: Roles, network: Network, initial_weights: str
+) -> ModelCard:
+    """What the run's models have in common."""
+    backbone = network.backbone
+    return ModelCard(
+        classes=dataset.classes,
+        backbone=backbone.tag,
+        initial_weights=initial_weights,
+        head="bayesian" if isinstance(network.head, BayesianLinear) else "linear",
+        image_size=config.image_size,
+        channels=config.channels,
+        mean=tuple(backbone.mean.flatten().tolist()),
+        std=tuple(backbone.std.flatten().tolist()),
+        algorithm=config.algorithm,
+        sources=roles.sources,
+        targets=roles.targets,
+        model=config.chosen,
+        step=config.steps,
+    )
 
 
 def _averaging(config: CompleteConfig) -> Averaging | None:
@@ -295,49 +216,6 @@ def _averaging(config: CompleteConfig) -> Averaging | None:
     if config.averaging == "swad":
         return Swad(config.swad_patience, config.swad_tolerance, config.swad_ratio)
     return None
-
-
-def is_first_process() -> bool:
-    """Whether this process speaks and writes for all; known before they are launched."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def _fabric(config: CompleteConfig) -> Fabric:
-    """The processes of this run, not yet launched; each sees its share of every minibatch."""
-    devices, nodes = config.devices, 1
-    if TorchElasticEnvironment.detect():  # torchrun has started the processes
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    size = config.batch_size // algorithms.get(config.algorithm).passes
-    if size % (devices * nodes):
-        raise UsageError(
-            f"{size} source images per domain and step cannot be shared by {devices * nodes} processes; "
-            "make batch_size a multiple"
-        )
-    try:
-        return Fabric(accelerator=config.accelerator, devices=devices, num_nodes=nodes, precision=config.precision)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"accelerator {config.accelerator!r}, {devices} devices: {error}") from error
-
-
-def _backward(fabric: Fabric) -> Backward:
-    """Gradients of `parameters` alone, averaged over processes.
-
-    Averaged here and not by a wrapper around each network: it is right for any number of players and passes.
-    """
-
-    def backward(loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        parameters = list(parameters)
-        torch.autograd.backward(loss, inputs=parameters)
-        if fabric.world_size == 1:
-            return
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        joint = torch.cat([g.flatten() for g in gradients])
-        joint = fabric.all_reduce(joint, reduce_op="mean")  # type: ignore[assignment]  # a tensor in, a tensor out
-        for gradient, averaged in zip(gradients, torch.split(joint, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(averaged.view_as(gradient))
-
-    return backward
 
 
 def _record(folder: RunFolder, scores: Scores, **common: Any) -> None:
