@@ -190,6 +190,19 @@ def algorithms(name: str | None = None, /) -> None:
     _table(("hyperparameter", "default", "meaning"), rows)
 
 
+@data_app.command(name="list")
+def list_datasets() -> None:
+    """List the known datasets: what they hold, whose they are, and which are on this machine."""
+    from agfa.data import catalog
+
+    rows = [
+        (b.name, len(b.places), b.classes, b.images, b.licence, "in the package" if b.embedded else b.find() or "no")
+        for b in catalog.BENCHMARKS
+    ]
+    _table(("name", "domains", "classes", "images", "licence", "on this machine"), rows)
+    print(f"known datasets are looked for in {catalog.data_folder()} (set AGFA_DATA to another folder)")
+
+
 @data_app.command
 def check(path: str, /) -> int:
     """Find everything that is wrong with a dataset; exit status 1 if training would fail.
@@ -199,6 +212,7 @@ def check(path: str, /) -> int:
     """
     from agfa.data import catalog
     from agfa.data.check import check as find_problems
+    from agfa.data.check import compare_counts
     from agfa.training.progress import Display
 
     dataset, _ = catalog.load(path)
@@ -207,6 +221,8 @@ def check(path: str, /) -> int:
     _table(("domain", "images", *dataset.classes), rows)
     with Display().images("reading images") as seen:
         problems = find_problems(dataset, seen)
+    if path.lower() in catalog.CATALOG and not Path(path).is_dir():
+        problems += compare_counts(dataset, catalog.CATALOG[path.lower()])
     if problems:
         _table(("where", "what is wrong", "what to do"), [(p.where, p.what, p.remedy) for p in problems])
     fatal = sum(p.fatal for p in problems)

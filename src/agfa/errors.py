@@ -24,7 +24,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not one of `known`, with the nearest that is."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    few = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {few}"
     return UsageError(f"unknown {kind} {name!r}; {hint}")
 
 

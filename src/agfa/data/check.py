@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agfa.data.catalog import Benchmark
 from agfa.data.domains import DomainDataset
 from agfa.data.splits import Roles
 from agfa.data.store import Progress, unreadable_reason
@@ -42,6 +43,27 @@ def check(dataset: DomainDataset, progress: Progress | None = None) -> list[Prob
             )
         )
     return problems + list(_unreadable(dataset, progress))
+
+
+def compare_counts(dataset: DomainDataset, benchmark: Benchmark) -> list[Problem]:
+    """Where a known dataset has more or fewer images than it should."""
+    problems = []
+    for place, counts in zip(benchmark.places, dataset.counts().tolist(), strict=True):
+        by_class = isinstance(place.images, tuple)
+        wanted = place.images if isinstance(place.images, tuple) else (place.images,)
+        found = counts if by_class else [sum(counts)]
+        names = [f"class {name!r}" for name in dataset.classes] if by_class else ["it"]
+        problems += [
+            Problem(
+                f"{benchmark.name}/{place.name}",
+                f"{name} has {n} images, {m} are expected",
+                "get the dataset again",
+                fatal=False,
+            )
+            for name, n, m in zip(names, found, wanted, strict=True)
+            if n != m
+        ]
+    return problems
 
 
 def require_trainable(dataset: DomainDataset, roles: Roles, allow_missing_classes: bool) -> None:

@@ -79,6 +79,8 @@ def open_images(
         if made != channels:
             raise UsageError(f"the images of {dataset.name} have {made} channels, not {channels}")
         return {name: _tensors(pixels) for name, pixels in in_memory.items()}
+    if channels not in MODES:
+        raise UsageError(f"image files are read in 1 or 3 channels, not {channels}; see --channels")
     folder = cache_folder() / "store" / f"{dataset.name}-{image_size}-{_key(dataset, image_size, channels)}"
     if not folder.exists():
         _build(dataset, image_size, channels, folder, progress)

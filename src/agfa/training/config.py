@@ -12,7 +12,7 @@ from agfa.errors import UsageError, describe
 
 Selection = Literal["swad", "swa", "validation", "last", "oracle"]
 Channels = Annotated[
-    Literal[1, 3], BeforeValidator(lambda given: {"1": 1, "3": 3}.get(given, given))
+    Literal[1, 2, 3], BeforeValidator(lambda given: {"1": 1, "2": 2, "3": 3}.get(given, given))
 ]  # flags are text
 
 
