@@ -22,6 +22,7 @@ COMMANDS = [
     ("algorithms",),
     ("data",),
     ("data", "check"),
+    ("data", "list"),
 ]
 
 
@@ -148,6 +149,19 @@ def test_interrupted_it_says_how_to_go_on(tiny: Path) -> None:
     assert last == "agfa: stopped; the same command goes on where it stopped"
     assert out == ""
     assert not list(Path("run").rglob("*.draft"))
+
+
+def test_known_datasets_are_listed_with_where_they_are(
+    agfa: Agfa, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGFA_DATA", str(tiny.parent))
+    tiny.rename(tiny.parent / "pacs")
+    ended = agfa("data", "list")
+    assert ended.status == 0
+    rows = {line.split()[0]: line for line in ended.out.splitlines() if line.strip()}
+    assert rows["PACS"].rstrip().endswith("pacs")
+    assert rows["VLCS"].rstrip().endswith(" no")
+    assert rows["digits"].rstrip().endswith("in the package")
 
 
 def test_algorithms(agfa: Agfa) -> None:
