@@ -51,12 +51,13 @@ def main() -> None:
 
 def make_step(given: argparse.Namespace, shape: tuple[int, int, int], name: str, chosen: dict[str, object]):
     """One training step of a method on random images, as a function of nothing."""
-    method = algorithms.get(name)
+    recipe = algorithms.get(name)
+    hparams = recipe.hparams(chosen)
     problem = Problem(n_classes=7, n_domains=3, n_images=1000, image_shape=shape)
     backbone = build_backbone(given.backbone, 3, given.image_size, weights="none")
-    algorithm: Algorithm = method(backbone, problem, algorithms.hparams(method, chosen)).train()
-    n = given.images // method.passes
-    batch = Batch(torch.rand(n, *shape), torch.arange(n) % 7, torch.arange(n) % 3)
+    algorithm: Algorithm = recipe.method(backbone, problem, hparams).train()
+    n = given.images // recipe.method.passes(hparams)
+    batch = Batch(torch.rand(n, *shape), torch.arange(n) % 7, torch.zeros(n, dtype=torch.long), (n,))
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=given.bf16):

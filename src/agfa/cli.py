@@ -174,20 +174,27 @@ def algorithms(name: str | None = None, /) -> None:
         name: a method.
     """
     from agfa import algorithms as methods
+    from agfa.algorithms.search import distributions
 
     if name is None:
-        _table(
-            ("name", "paper", "what it does"),
-            [(m, methods.get(m).paper, methods.get(m).title) for m in methods.names()],
-        )
+        known = [methods.get(name) for name in methods.recipes()]
+        header = ("name", "paper", "what it does", "domain labels", "least sources", "averaging")
+        listed = [
+            (r.name, m.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
+            for r in known
+            for m in [r.method]
+        ]
+        _table(header, listed)
         return
-    method = methods.get(name)
-    print(sys.modules[method.__module__].__doc__)
+    recipe = methods.get(name)
+    kind = recipe.method.hparams_type
+    print(sys.modules[recipe.method.__module__].__doc__)
+    drawn = distributions(kind)
     rows = [
-        (key, "from data" if f.default is None else str(f.default), f.description)
-        for key, f in method.hparams_type.model_fields.items()
+        (key, recipe.preset.get(key, f.default), drawn.get(key, ""), f.description)
+        for key, f in kind.model_fields.items()
     ]
-    _table(("hyperparameter", "default", "meaning"), rows)
+    _table(("hyperparameter", "default", "random search", "meaning"), rows)
 
 
 @data_app.command(name="list")

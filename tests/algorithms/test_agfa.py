@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from agfa.algorithms import hparams
+from agfa.algorithms import get
 from agfa.algorithms.agfa import AGFA
 from agfa.algorithms.base import Problem, plain_backward
 from agfa.data.batches import Batch
@@ -30,12 +30,12 @@ def build(lr: float = 1e-2, channels: int = 1, size: tuple[int, int] = SIZE, **g
     body = ConvNet(channels, widths=(8, 32))  # four channels a group: with one, every feature is 0
     backbone = Backbone(body, 32, (0.5,) * channels, (0.5,) * channels, "tiny")
     settings = {"lr": lr, "samples": SAMPLES, "initial_sd": 0.3, **given}
-    return AGFA(backbone, Problem(CLASSES, 2, IMAGES, (channels, *size)), hparams(AGFA, settings)).double()
+    return AGFA(backbone, Problem(CLASSES, 2, IMAGES, (channels, *size)), get("agfa").hparams(settings)).double()
 
 
 def batch(n: int = 6, channels: int = 1, size: tuple[int, int] = SIZE) -> Batch:
     images = torch.rand(n, channels, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return Batch(images, torch.arange(n) % CLASSES, torch.arange(n) % 2)
+    return Batch(images, torch.arange(n) % CLASSES, torch.arange(n) * 2 // n, (n // 2, n - n // 2))
 
 
 def update(algorithm: AGFA, data: Batch, seed: int = 3) -> dict[str, Tensor]:
@@ -308,7 +308,9 @@ def test_pixel_images_have_no_labels_and_so_no_smcd():
 def test_labels_do_not_matter_to_mcd():
     data, found = batch(), []
     for labels in (data.labels, data.labels.flip(0)):
-        found.append(update(build(discrepancy="mcd"), Batch(data.images, labels, data.domains))["discrepancy"])
+        found.append(
+            update(build(discrepancy="mcd"), Batch(data.images, labels, data.domains, data.sizes))["discrepancy"]
+        )
     assert torch.equal(*found)
 
 
@@ -349,7 +351,7 @@ def test_batches_of_one_and_of_odd_sizes(schedule, n):
 def test_black_images_and_an_empty_feature_give_finite_parameters(schedule):
     algorithm, data = build(schedule=schedule), batch()
     for seed in range(2):
-        update(algorithm, Batch(torch.zeros_like(data.images), data.labels, data.domains), seed)
+        update(algorithm, Batch(torch.zeros_like(data.images), data.labels, data.domains, data.sizes), seed)
     assert all(value.isfinite().all() for value in values(algorithm).values())
 
 
@@ -357,9 +359,9 @@ def test_black_images_and_an_empty_feature_give_finite_parameters(schedule):
 @pytest.mark.parametrize("discrepancy", ["smcd", "mcd"])
 def test_autocast_leaves_losses_and_parameters_in_float32(schedule, discrepancy):
     algorithm, data = build(schedule=schedule, discrepancy=discrepancy).float(), batch()
-    plain = update(copy.deepcopy(algorithm), Batch(data.images.float(), data.labels, data.domains))
+    plain = update(copy.deepcopy(algorithm), Batch(data.images.float(), data.labels, data.domains, data.sizes))
     with torch.autocast("cpu", torch.bfloat16):
-        shown = update(algorithm, Batch(data.images.float(), data.labels, data.domains))
+        shown = update(algorithm, Batch(data.images.float(), data.labels, data.domains, data.sizes))
     assert {value.dtype for value in shown.values()} == {torch.float32}
     assert {value.dtype for value in values(algorithm).values()} == {torch.float32}
     for name, value in shown.items():
@@ -393,3 +395,22 @@ def test_kl_shown_is_per_source_image_and_median_v_is_that_of_the_posterior():
     shown = update(algorithm, batch())
     assert shown["kl"].item() == pytest.approx(kl)
     assert shown["median_v"].item() == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize("schedule", ["fused", "alternating"])
+def test_a_frozen_generator_stays_random_and_the_model_learns_against_it_all_the_same(schedule):
+    frozen, trained = (build(schedule=schedule, generator_lr=rate) for rate in (0.0, None))
+    before = copy.deepcopy(frozen.generator.state_dict())
+    gradients = []
+    for algorithm in (frozen, trained):
+        update(algorithm, batch())
+        gradients.append([p.grad.clone() for p in algorithm.network.parameters()])
+    assert all(torch.equal(value, before[key]) for key, value in frozen.generator.state_dict().items())
+    assert "generator" not in frozen.optimizers
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_passes_count_what_goes_through_the_backbone():
+    assert AGFA.passes(get("agfa").hparams({})) == 2
+    assert AGFA.passes(get("agfa-bayes").hparams({})) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from agfa.algorithms import hparams
+from agfa.algorithms import get
 from agfa.algorithms.base import Problem, plain_backward
 from agfa.algorithms.erm import ERM
 from agfa.data.batches import Batch
@@ -18,18 +18,18 @@ from agfa.nn.backbones import Backbone, ConvNet
 def build(lr: float = 1e-2) -> ERM:
     torch.manual_seed(0)
     backbone = Backbone(ConvNet(1, widths=(8, 32)), 32, (0.5,), (0.5,), "tiny")
-    return ERM(backbone, Problem(3, 2, 40, (1, 8, 8)), hparams(ERM, {"lr": lr})).double()
+    return ERM(backbone, Problem(3, 2, 40, (1, 8, 8)), get("erm").hparams({"lr": lr})).double()
 
 
 def batch(n: int = 6) -> Batch:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(n, 1, 8, 8, dtype=torch.float64, generator=generator)
-    return Batch(images, torch.arange(n) % 3, torch.arange(n) % 2)
+    return Batch(images, torch.arange(n) % 3, torch.arange(n) * 2 // n, (n // 2, n - n // 2))
 
 
 def test_head_has_a_bias_and_passes_are_one():
     assert build().network.head.bias is not None
-    assert ERM.passes == 1
+    assert ERM.passes(get("erm").hparams({})) == 1
 
 
 @pytest.mark.parametrize("n", [1, 5, 6])
@@ -59,6 +59,6 @@ def test_every_parameter_of_the_network_is_optimised_once_without_weight_decay()
 def test_autocast_leaves_the_loss_in_float32():
     algorithm, data = build().float(), batch()
     with torch.autocast("cpu", torch.bfloat16):
-        shown = algorithm.update(Batch(data.images.float(), data.labels, data.domains), plain_backward)
+        shown = algorithm.update(Batch(data.images.float(), data.labels, data.domains, data.sizes), plain_backward)
     assert shown["nll"].dtype == torch.float32
     assert shown["nll"].isfinite()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from agfa.algorithms import get, hparams, names
+from agfa.algorithms import get, names, recipes
 from agfa.algorithms.agfa import AGFA
 from agfa.algorithms.base import Algorithm
 from agfa.algorithms.erm import ERM
+from agfa.algorithms.presets import ALIASES, PRESETS
+from agfa.algorithms.search import Choice, LogUniform, Uniform, distributions, draw
 from agfa.errors import UsageError
 
 
@@ -20,15 +23,68 @@ def test_names_are_the_files_that_define_a_method():
 
 
 def test_get_gives_the_method_of_that_name():
-    assert get("agfa") is AGFA
-    assert get("erm") is ERM
+    assert get("agfa").method is AGFA
+    assert get("erm").method is ERM
     for name in names():
-        method = get(name)
+        method = get(name).method
         assert issubclass(method, Algorithm)
         assert method.name == name
         assert method.title
-        assert method.paper
-        hparams(method, {})  # the defaults are valid
+        assert method.paper[-4:].isdigit()
+        assert method.averaging == ("swad" if name == "agfa" else "none")
+        get(name).hparams({})  # the defaults are valid
+
+
+def test_presets_are_methods_with_settings():
+    for name in recipes():
+        recipe = get(name)
+        recipe.hparams({})
+        if name in PRESETS:
+            preset = PRESETS[name]
+            assert recipe.method is get(preset.method).method
+            assert recipe.hparams({}).model_dump().items() >= preset.hparams.items()
+    assert (get("swad").method, get("swad").averaging) == (ERM, "swad")
+    assert get("agfa-no-swad").averaging == "none"
+    assert get("agfa-mcd").hparams({"eta": 0.3}).model_dump().items() >= {"discrepancy": "mcd", "eta": 0.3}.items()
+
+
+@pytest.mark.parametrize(
+    ("spelt", "meant"), [("ERM", "erm"), ("AGFA", "agfa"), ("SWAD", "swad"), ("Agfa_MCD", "agfa-mcd")]
+)
+def test_names_are_read_as_the_tables_spell_them(spelt, meant):
+    assert get(spelt).name == meant
+
+
+def test_aliases_lead_to_methods():
+    for alias, meant in ALIASES.items():
+        if meant in names():
+            assert get(alias).name == meant
+
+
+def test_searches_draw_within_their_range_and_the_same_for_a_seed():
+    for name in names():
+        kind = get(name).method.hparams_type
+        found = distributions(kind)
+        assert {"lr", "weight_decay"} <= found.keys()
+        for seed in range(20):
+            drawn = draw(kind, seed)
+            assert drawn == draw(kind, seed)
+            get(name).hparams(drawn)  # all of them are valid
+            for key, where in found.items():
+                if isinstance(where, Choice):
+                    assert drawn[key] in where.values
+                else:
+                    assert isinstance(where, Uniform | LogUniform)
+                    assert where.low <= drawn[key] <= where.high
+        assert draw(kind, 0) != draw(kind, 1)
+
+
+def test_log_uniform_draws_every_magnitude_as_often():
+    rng = np.random.default_rng(0)
+    where = LogUniform(1e-4, 1e0)
+    magnitudes = np.floor(np.log10([where.draw(rng) for _ in range(4000)])).astype(int)
+    assert np.bincount(magnitudes + 4, minlength=4).min() > 900
+    assert {LogUniform(1, 4, whole=True).draw(rng) for _ in range(100)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("wrong", "nearest"), [("afga", "agfa"), ("ermm", "erm"), ("agfaa", "agfa")])
@@ -44,13 +100,13 @@ def test_name_like_no_other_lists_them_all(wrong):
 
 
 def test_given_hyperparameters_replace_the_defaults_and_strings_are_read():
-    given = hparams(AGFA, {"eta": "0.5", "samples": "7", "mix": "false", "schedule": "alternating"})
+    given = get("agfa").hparams({"eta": "0.5", "samples": "7", "mix": "false", "schedule": "alternating"})
     assert (given.eta, given.samples, given.mix, given.schedule) == (0.5, 7, False, "alternating")
     assert (given.lr, given.alpha, given.generator_lr) == (5e-5, 1.0, None)
 
 
 def test_defaults_are_the_papers():
-    given = hparams(AGFA, {})
+    given = get("agfa").hparams({})
     assert (given.lr, given.eta, given.alpha, given.samples, given.mix) == (5e-5, 0.1, 1.0, 50, True)
     assert (given.discrepancy, given.target, given.generator) == ("smcd", "amplitude", "linear")
 
@@ -73,10 +129,10 @@ def test_defaults_are_the_papers():
 )
 def test_wrong_hyperparameters_are_told_by_key_value_and_what_is_allowed(given, message):
     with pytest.raises(UsageError, match=message) as caught:
-        hparams(AGFA, given)
+        get("agfa").hparams(given)
     assert "\n" not in str(caught.value)
 
 
 def test_a_hyperparameter_of_another_method_is_unknown():
     with pytest.raises(UsageError, match="hparams of erm: unknown key 'eta'"):
-        hparams(ERM, {"eta": 0.1})
+        get("erm").hparams({"eta": 0.1})

@@ -39,7 +39,8 @@ def test_the_card_says_all_that_predicting_needs(run: Path) -> None:
     card = json.loads((run / "model.json").read_text())
     assert card["classes"] == list(CLASSES)
     assert (card["sources"], card["targets"]) == (["ink", "paper"], ["sky"])
-    assert (card["backbone"], card["head"], card["algorithm"]) == ("convnet", "bayesian", "agfa")
+    assert (card["backbone"], card["algorithm"]) == ("convnet", "agfa")
+    assert card["hparams"]["initial_sd"] == 0.01
     assert (card["image_size"], card["channels"], card["mean"], card["std"]) == (8, 3, [0.5] * 3, [0.5] * 3)
     assert (card["model"], card["format"]) == ("swad", 1)
     assert len(card["initial_weights"]) == 16
@@ -114,8 +115,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown key": (edit(lambda card: card.update(clases=[])), "unknown key 'clases'; did you mean 'classes'"),
     "missing key": (edit(lambda card: card.pop("mean")), "mean: field required"),
     "a later format": (edit(lambda card: card.update(format=2)), "format: input should be 1, not 2"),
-    "another head": (
-        edit(lambda card: card.update(head="linear")),
+    "another method": (
+        edit(lambda card: card.update(algorithm="erm", hparams={})),
         "does not hold the model that model.json describes",
     ),
     "another class": (edit(lambda card: card["classes"].append("x")), "does not hold the model that model.json"),
@@ -143,4 +144,4 @@ def test_there_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_card_has_a_schema() -> None:
-    assert ModelCard.model_fields.keys() >= {"classes", "backbone", "head", "image_size", "step"}
+    assert ModelCard.model_fields.keys() >= {"classes", "backbone", "algorithm", "hparams", "image_size", "step"}

@@ -42,7 +42,9 @@ class Hparams(BaseHparams, frozen=True):
     initial_sd: float = Field(0.01, gt=0, description="initial standard deviation of the head's weights")
     mean_lr: float | None = Field(None, gt=0, description="learning rate of m (none: lr)")
     variance_lr: float | None = Field(None, gt=0, description="learning rate of log v (none: lr)")
-    generator_lr: float | None = Field(None, gt=0, description="learning rate of the generator (none: lr)")
+    generator_lr: float | None = Field(
+        None, ge=0, description="learning rate of the generator (none: lr; 0: it stays random)"
+    )
     schedule: Literal["fused", "alternating"] = Field("fused", description="one pass for both players, or two")
     discrepancy: Literal["smcd", "mcd"] = Field("smcd", description="with labels, or without (ablation)")
     mix: bool = Field(True, description="mix generated with source amplitudes (ablation: off)")
@@ -63,7 +65,7 @@ class AGFA(Algorithm):
     title = "a generated worst-case amplitude spectrum, and a Bayesian head that must agree with itself on it"
     paper = "Kim et al. 2023"
     hparams_type = Hparams
-    passes = 2
+    averaging = "swad"
 
     hparams: Hparams
 
@@ -72,35 +74,49 @@ class AGFA(Algorithm):
         channels, height, width = problem.image_shape
         kind = AmplitudeGenerator if hparams.target == "amplitude" else PixelGenerator
         self.generator = kind(channels, (height, width), HIDDEN if hparams.generator == "mlp" else None)
-        head = BayesianLinear(backbone.n_features, problem.n_classes, hparams.initial_sd)
-        self.network = Network(backbone, head)
         self.optimizers = {
             "model": adam(
                 (backbone.parameters(), hparams.lr),
-                ([head.mean], hparams.mean_lr or hparams.lr),
-                ([head.log_variance], hparams.variance_lr or hparams.lr),
-            ),
-            "generator": adam((self.generator.parameters(), hparams.generator_lr or hparams.lr)),
+                ([self.head.mean], hparams.mean_lr or hparams.lr),
+                ([self.head.log_variance], hparams.variance_lr or hparams.lr),
+                weight_decay=hparams.weight_decay,
+            )
         }
+        rate = hparams.lr if hparams.generator_lr is None else hparams.generator_lr
+        if rate:
+            self.optimizers["generator"] = adam((self.generator.parameters(), rate))
+
+    @classmethod
+    def make_network(cls, backbone: Backbone, problem: Problem, hparams: Hparams) -> Network:
+        """The backbone with a Bayesian head."""
+        return Network(backbone, BayesianLinear(backbone.n_features, problem.n_classes, hparams.initial_sd))
+
+    @classmethod
+    def passes(cls, hparams: Hparams) -> int:
+        """Each image as itself, and generated."""
+        return 2 if hparams.eta else 1
 
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """One step of both players."""
-        x, y, _ = batch
+        x, y, *_ = batch
         eta, phi = self.hparams.eta, self.network.backbone
-        model, generator = self.optimizers["model"], self.optimizers["generator"]
+        model, generator = self.optimizers["model"], self.optimizers.get("generator")
         if eta == 0:
             loss, shown = self.negative_elbo(phi(x), y)
             descend(loss, backward, model)
             return shown
 
-        x_t = self.worst_case(x)
-        fused = self.hparams.schedule == "fused"
+        with torch.set_grad_enabled(generator is not None):
+            x_t = self.worst_case(x)
+        fused = generator is not None and self.hparams.schedule == "fused"
         played = reverse_gradient(x_t, 1 / eta) if fused else x_t.detach()
         phi_s, phi_t = phi(torch.cat([x, played])).chunk(2)
         loss, shown = self.negative_elbo(phi_s, y)
         discrepancy = self.discrepancy(phi_t, y)
         loss = loss + eta * discrepancy
-        if fused:
+        if generator is None:
+            descend(loss, backward, model)
+        elif fused:
             descend(loss, backward, model, generator)
         else:
             descend(loss, backward, model)

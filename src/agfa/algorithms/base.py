@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from agfa.algorithms.search import LogUniform
 from agfa.data.batches import Batch
 from agfa.nn.backbones import Backbone
 
@@ -23,12 +24,18 @@ class Problem:
     n_domains: int  # sources
     n_images: int  # source training images
     image_shape: tuple[int, int, int]  # channels, height, width
+    steps: int = 1  # of the whole training
 
 
 class Hparams(BaseModel, extra="forbid", frozen=True):
-    """The hyperparameters of a method; every method adds its own."""
+    """The hyperparameters of a method; every method adds its own.
 
-    lr: float = Field(5e-5, gt=0, description="learning rate (Adam, no weight decay)")
+    What a random search draws from stands beside each, as `agfa.algorithms.search` has it: DomainBed's published
+    distributions for photographs, unless a method says otherwise.
+    """
+
+    lr: Annotated[float, LogUniform(1e-5, 10**-3.5)] = Field(5e-5, gt=0, description="learning rate of Adam")
+    weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = Field(0.0, ge=0, description="weight decay of Adam")
 
 
 class Backward(Protocol):
@@ -45,31 +52,51 @@ class Network(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
+    def features(self, x: Tensor) -> Tensor:
+        """What the head is given."""
+        return self.backbone(x)  # type: ignore[no-any-return]  # nn.Module's call is Any
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits, those of the posterior means where the head is Bayesian."""
-        return self.head(self.backbone(x))  # type: ignore[no-any-return]  # nn.Module's call is Any
+        return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
 class Algorithm(nn.Module):
     """A method of domain generalisation.
 
-    A subclass names itself (`name`, `title`, `paper`), says what it takes (`hparams_type`), makes its `network` and
-    `optimizers` from a backbone, and implements `update`, which reads like its paper's pseudo-code. It knows nothing
-    of devices, files, logs, averaging or the clock.
+    A subclass names itself (`name`, `title`, `paper`), says what it takes (`hparams_type`), and implements `update`,
+    which reads like its paper's pseudo-code. Unless it makes its own, its `network` is the backbone with a linear
+    head, and its one optimiser, "model", moves all of it. It knows nothing of devices, files, logs, averaging or the
+    clock.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
     hparams_type: ClassVar[type[Hparams]] = Hparams
-    passes: ClassVar[int] = 1  # images through the backbone for each source image
+    needs_domains: ClassVar[bool] = False  # whether it asks which domain an image is from
+    min_domains: ClassVar[int] = 1  # sources without which it has nothing to do
+    averaging: ClassVar[str] = "none"  # what its paper does
 
     network: Network
     optimizers: dict[str, Optimizer]
+    step: int = 0  # steps taken before this one; the trainer keeps it
 
     def __init__(self, backbone: Backbone, problem: Problem, hparams: Any) -> None:
         super().__init__()
         self.problem, self.hparams = problem, hparams
+        self.network = self.make_network(backbone, problem, hparams)
+        self.optimizers = {"model": adam((self.network.parameters(), hparams.lr), weight_decay=hparams.weight_decay)}
+
+    @classmethod
+    def make_network(cls, backbone: Backbone, problem: Problem, hparams: Any) -> Network:
+        """The network that predicts; a model's file is loaded into one made by this."""
+        return Network(backbone, nn.Linear(backbone.n_features, problem.n_classes))
+
+    @classmethod
+    def passes(cls, hparams: Any) -> int:
+        """Images through the backbone for each source image; batches are made smaller by it."""
+        return 1
 
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """One step; returns the losses to show, detached."""
@@ -85,9 +112,14 @@ def descend(loss: Tensor, backward: Backward, *optimizers: Optimizer) -> None:
         optimizer.step()
 
 
-def adam(*groups: tuple[Iterable[nn.Parameter], float]) -> Adam:
-    """Adam over (parameters, learning rate) groups, without weight decay."""
-    return Adam([{"params": list(parameters), "lr": lr} for parameters, lr in groups], foreach=True)
+def adam(
+    *groups: tuple[Iterable[nn.Parameter], float],
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Adam:
+    """Adam over (parameters, learning rate) groups."""
+    listed = [{"params": list(parameters), "lr": lr} for parameters, lr in groups]
+    return Adam(listed, betas=betas, weight_decay=weight_decay, foreach=True)
 
 
 def detached(**losses: Tensor) -> dict[str, Tensor]:

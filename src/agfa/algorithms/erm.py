@@ -6,11 +6,10 @@ min_θ,W  E_(x,y)~S [ -log softmax(W·phi_θ(x) + b)_y ]
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from agfa.algorithms.base import Algorithm, Backward, Hparams, Network, Problem, adam, descend, detached
+from agfa.algorithms.base import Algorithm, Backward, descend, detached
 from agfa.data.batches import Batch
-from agfa.nn.backbones import Backbone
 
 
 class ERM(Algorithm):
@@ -19,11 +18,6 @@ class ERM(Algorithm):
     name = "erm"
     title = "cross-entropy on all sources together"
     paper = "Vapnik 1998"
-
-    def __init__(self, backbone: Backbone, problem: Problem, hparams: Hparams) -> None:
-        super().__init__(backbone, problem, hparams)
-        self.network = Network(backbone, nn.Linear(backbone.n_features, problem.n_classes))
-        self.optimizers = {"model": adam((self.network.parameters(), hparams.lr))}
 
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """One step of Adam on the mean cross-entropy."""

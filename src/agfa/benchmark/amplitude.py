@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from agfa import algorithms
 from agfa.algorithms.agfa import AGFA, HIDDEN
 from agfa.benchmark.figures import AmplitudeViews, Floats
 from agfa.errors import UsageError
@@ -26,7 +27,8 @@ def load_generator(run: Path) -> AmplitudeGenerator:
     """
     folder = RunFolder(run)
     settings = config.parse(config.read(run / "config.yaml"), config.CompleteConfig, str(run))
-    if settings.algorithm != AGFA.name or settings.hparams["target"] != "amplitude" or not folder.players.exists():
+    ours = algorithms.get(settings.algorithm).method is AGFA and settings.hparams["target"] == "amplitude"
+    if not (ours and folder.players.exists()):
         raise UsageError(f"{run} holds no amplitude generator: it takes a finished run of {AGFA.name}")
     hidden = HIDDEN if settings.hparams["generator"] == "mlp" else None
     generator = AmplitudeGenerator(settings.channels, (settings.image_size, settings.image_size), hidden)

@@ -81,6 +81,7 @@ def _train(folder: Path, seeds: int, display: Display) -> list[Run]:
                 data="digits",
                 target=(TARGET,),
                 algorithm=algorithm,
+                averaging="swad",
                 seed=seed,
                 precision="bf16-mixed",
                 out=folder / "runs" / f"{algorithm}-seed{seed}",

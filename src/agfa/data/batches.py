@@ -26,12 +26,19 @@ AUGMENTATION = 1  # keeps its randomness apart from that of the training step
 class Batch(NamedTuple):
     """Images (n, C, H, W) in [0, 1], their classes, and the number of the source domain each comes from.
 
-    Domains follow one another, with the same number of images each.
+    Domains follow one another; `sizes` are their numbers of images, known without asking the device.
     """
 
     images: Tensor
     labels: Tensor
     domains: Tensor
+    sizes: tuple[int, ...]
+
+    def by_domain(self) -> list[tuple[Tensor, Tensor]]:
+        """The images and classes of each domain."""
+        return list(
+            zip(self.images.split_with_sizes(self.sizes), self.labels.split_with_sizes(self.sizes), strict=True)
+        )
 
 
 class Part(NamedTuple):
@@ -97,7 +104,7 @@ def training_batches(
             x = to_unit(pixels, device)
             if augmentation is not None:
                 x = flip_and_color(x, augmentation, generator)
-            yield Batch(x, labels.to(device, non_blocking=True), domains)
+            yield Batch(x, labels.to(device, non_blocking=True), domains, (size,) * len(parts))
 
 
 def evaluation_batches(

@@ -79,7 +79,7 @@ class Predictor:
     @torch.inference_mode()
     def _answer(self, x: Tensor) -> tuple[list[int], Predictive]:
         """The classes at the posterior means, and the predictive distribution, for images in [0, 1]."""
-        features, head = self.network.backbone(x), self.network.head
+        features, head = self.network.features(x), self.network.head
         logits: Tensor = head(features)
         if isinstance(head, BayesianLinear):
             return logits.argmax(-1).tolist(), head.predictive(features)

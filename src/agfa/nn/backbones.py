@@ -49,8 +49,9 @@ class Backbone(nn.Module):
         self.train(self.training)  # a new module is in training mode: freeze now, not at the first call of train()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of images in [0, 1]."""
-        return self.body((x - self.mean) / self.std)  # type: ignore[no-any-return]
+        """Features of images in [0, 1], in full precision under autocast too: losses are made of them."""
+        features: Tensor = self.body((x - self.mean) / self.std)
+        return features if features.dtype == torch.float64 else features.float()
 
     def train(self, mode: bool = True) -> Backbone:
         """Training mode, in which frozen batch-norm layers stay in evaluation mode."""

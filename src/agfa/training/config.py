@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from agfa.errors import UsageError, describe
 
+Averaging = Literal["none", "swa", "swad"]
 Selection = Literal["swad", "swa", "validation", "last", "oracle"]
 Channels = Annotated[
     Literal[1, 2, 3], BeforeValidator(lambda given: {"1": 1, "2": 2, "3": 3}.get(given, given))
@@ -24,7 +25,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
     source: tuple[str, ...] = Field((), description="domains to train on; the rest are held out")
     algorithm: str = Field("agfa", description="the method; `agfa algorithms` lists them")
     hparams: dict[str, Any] = Field({}, description="the method's hyperparameters, as --hparams.eta 0.1")
-    averaging: Literal["none", "swa", "swad"] = Field("swad", description="average of the models along the way")
+    averaging: Averaging | None = Field(
+        None, description="average of the models along the way (default: as the method's paper does)"
+    )
     swad_patience: int = Field(3, ge=1, description="N_s: evaluations without improvement that start SWAD")
     swad_tolerance: int = Field(6, ge=1, description="N_e: evaluations above the threshold that end SWAD")
     swad_ratio: float | None = Field(None, ge=1, description="r: SWAD's threshold relative to its start")
@@ -61,6 +64,7 @@ class CompleteConfig(TrainConfig, frozen=True):
     """A configuration with nothing left open: what config.yaml holds."""
 
     data: str
+    averaging: Averaging
     swad_ratio: float
     selection: Selection
     backbone: str

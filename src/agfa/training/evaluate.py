@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,8 +42,11 @@ def totals(
 ) -> Tensor:
     """Right answers, summed cross-entropy and number of the whole images of `part`, at the posterior means.
 
-    The network is left in the mode it was in.
+    They come in one random order, always the same: a method that adapts to the batch it is given must not be given
+    one class at a time. The network is left in the mode it was in.
     """
+    order = np.random.default_rng(0).permutation(len(part))
+    part = Part(part.images, part.labels, part.indices[order])
     training = network.training
     network.eval()
     right = torch.zeros((), dtype=torch.float64, device=device)

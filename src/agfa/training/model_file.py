@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
-from agfa.algorithms.base import Network
+from agfa import algorithms
+from agfa.algorithms.base import Network, Problem
 from agfa.errors import UsageError, describe
 from agfa.files import replace
 from agfa.nn.backbones import build_backbone
-from agfa.nn.heads import BayesianLinear
 
 
 class ModelCard(BaseModel, extra="forbid", frozen=True):
@@ -25,12 +25,12 @@ class ModelCard(BaseModel, extra="forbid", frozen=True):
     classes: tuple[str, ...]
     backbone: str  # architecture and weights it started from, fully resolved
     initial_weights: str  # digest of the weights it started from
-    head: Literal["linear", "bayesian"]
     image_size: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     algorithm: str
+    hparams: dict[str, Any]
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     model: str  # last, best, swad, ...: which of the run's models
@@ -71,11 +71,10 @@ def load(path: Path) -> tuple[Network, ModelCard]:
 
 
 def _build(card: ModelCard) -> Network:
-    head: nn.Module
+    """The network that the card describes, with weights of no account."""
+    recipe = algorithms.get(card.algorithm)
+    shape = (card.channels, card.image_size, card.image_size)
+    problem = Problem(n_classes=len(card.classes), n_domains=len(card.sources), n_images=1, image_shape=shape)
     with torch.random.fork_rng(devices=[]):
         backbone = build_backbone(card.backbone, card.channels, card.image_size, weights="none")
-        if card.head == "bayesian":
-            head = BayesianLinear(backbone.n_features, len(card.classes))
-        else:
-            head = nn.Linear(backbone.n_features, len(card.classes))
-    return Network(backbone, head)
+        return recipe.method.make_network(backbone, problem, recipe.hparams(card.hparams))

@@ -12,10 +12,10 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning_fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
-from agfa import algorithms
 from agfa.algorithms.base import Backward
 from agfa.errors import UsageError
 from agfa.training.config import CompleteConfig
+from agfa.training.setup import source_batch
 
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it chose is in the configuration
 
@@ -31,7 +31,7 @@ def prepare(config: CompleteConfig) -> Fabric:
     if TorchElasticEnvironment.detect():  # torchrun has started the processes
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
-    size = config.batch_size // algorithms.get(config.algorithm).passes
+    size = source_batch(config)
     if size % (devices * nodes):
         raise UsageError(
             f"{size} source images per domain and step cannot be shared by {devices * nodes} processes; "

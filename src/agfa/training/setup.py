@@ -27,12 +27,15 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         )
     dataset, settings = catalog.load(config.data)
     roles = assign_roles(dataset, config.target, config.source)
-    method = algorithms.get(config.algorithm)
+    recipe = algorithms.get(config.algorithm)
+    method = recipe.method
     dataset_hparams = {k: v for k, v in settings.hparams.items() if k in method.hparams_type.model_fields}
-    hparams = algorithms.hparams(method, {**dataset_hparams, **config.hparams})
+    hparams = recipe.hparams({**dataset_hparams, **config.hparams})
+    averaging = config.averaging or recipe.averaging
     defaults = {
+        "averaging": averaging,
         "swad_ratio": settings.swad_ratio,
-        "selection": "validation" if config.averaging == "none" else config.averaging,
+        "selection": "validation" if averaging == "none" else averaging,
         "backbone": settings.backbone,
         "freeze_batchnorm": config.weights != "none",
         "image_size": settings.image_size,
@@ -41,16 +44,23 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         "steps": settings.steps,
         "evaluate_every": settings.evaluate_every,
         "batch_size": settings.batch_size,
-        "out": _default_folder(config, dataset, roles),
+        "out": _default_folder(config, f"{recipe.name}-{averaging}", dataset, roles),
     }
     given = config.model_dump()
     chosen = {key: value if value is not None else defaults.get(key) for key, value in given.items()}
-    chosen |= {"hparams": hparams.model_dump(mode="json"), "target": roles.targets, "source": roles.sources}
+    chosen |= {"algorithm": recipe.name, "hparams": hparams.model_dump(mode="json")}
+    chosen |= {"target": roles.targets, "source": roles.sources}
     done = parse(chosen, CompleteConfig)
-    if done.batch_size % method.passes:
+    if len(roles.sources) < method.min_domains:
         raise UsageError(
-            f"batch_size {done.batch_size} must be a multiple of {method.passes}: {method.name} passes each "
-            f"source image {method.passes} times (as itself, and generated)"
+            f"{recipe.name} needs at least {method.min_domains} source domains, and there is only "
+            f"{', '.join(roles.sources)}; hold out fewer, or take a method that learns from one (agfa algorithms)"
+        )
+    passes = method.passes(hparams)
+    if done.batch_size % passes:
+        raise UsageError(
+            f"batch_size {done.batch_size} must be a multiple of {passes}: {recipe.name} passes each "
+            f"source image through the backbone {passes} times"
         )
     if done.selection in ("swa", "swad") and done.selection != done.averaging:
         raise UsageError(f"selection {done.selection} needs --averaging {done.selection}")
@@ -59,10 +69,10 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
     return done, dataset, roles
 
 
-def _default_folder(config: TrainConfig, dataset: DomainDataset, roles: Roles) -> Path:
+def _default_folder(config: TrainConfig, what: str, dataset: DomainDataset, roles: Roles) -> Path:
     """The folder that the same command always means."""
     held_out = f"target-{'+'.join(roles.targets)}" if roles.targets else "all"
-    return Path("runs", dataset.name, f"{config.algorithm}-{config.averaging}-{held_out}-seed{config.seed}")
+    return Path("runs", dataset.name, f"{what}-{held_out}-seed{config.seed}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,13 @@ def build(config: CompleteConfig, dataset: DomainDataset, splits: Splits) -> Alg
         n_domains=len(splits.train),
         n_images=sum(len(part) for part in splits.train.values()),
         image_shape=(config.channels, config.image_size, config.image_size),
+        steps=config.steps,
     )
-    method = algorithms.get(config.algorithm)
-    return method(backbone, problem, algorithms.hparams(method, config.hparams))
+    recipe = algorithms.get(config.algorithm)
+    return recipe.method(backbone, problem, recipe.hparams(config.hparams))
+
+
+def source_batch(config: CompleteConfig) -> int:
+    """Source images for each domain and step: batch_size counts all that go through the backbone."""
+    recipe = algorithms.get(config.algorithm)
+    return config.batch_size // recipe.method.passes(recipe.hparams(config.hparams))

@@ -28,14 +28,13 @@ from agfa.data.store import open_images
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.nn.backbones import weights_hash
-from agfa.nn.heads import BayesianLinear
 from agfa.training import checkpoint, model_file, processes
 from agfa.training.config import CompleteConfig, TrainConfig
 from agfa.training.evaluate import Score, Scores, mean_accuracy, mean_loss, totals
 from agfa.training.model_file import ModelCard
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
-from agfa.training.setup import build, complete, split
+from agfa.training.setup import build, complete, source_batch, split
 from agfa.training.state import Training
 
 NOISE = 0  # keeps the training step's randomness apart from the augmentation's
@@ -114,7 +113,7 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
 
     batches = training_batches(
         list(splits.train.values()),
-        batch_size=config.batch_size // algorithm.passes,
+        batch_size=source_batch(config),
         image_size=config.image_size,
         augmentation=Augmentation() if config.augment else None,
         seed=config.seed,
@@ -132,7 +131,7 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
     with closing(batches), display.training(training.step, config.steps, images_per_step) as advance:
         while not training.over(config):
             torch.manual_seed(seed_of(config.seed, training.step, fabric.global_rank, NOISE))
-            batch = next(batches)
+            batch, algorithm.step = next(batches), training.step
             with fabric.autocast():
                 losses = algorithm.update(batch, backward)
             training.step += 1
@@ -196,12 +195,12 @@ def _card(
         classes=dataset.classes,
         backbone=backbone.tag,
         initial_weights=initial_weights,
-        head="bayesian" if isinstance(network.head, BayesianLinear) else "linear",
         image_size=config.image_size,
         channels=config.channels,
         mean=tuple(backbone.mean.flatten().tolist()),
         std=tuple(backbone.std.flatten().tolist()),
         algorithm=config.algorithm,
+        hparams=config.hparams,
         sources=roles.sources,
         targets=roles.targets,
         model=config.chosen,
