@@ -146,14 +146,12 @@ def _bring(file: File, path: Path, most: int, progress: Progress | None, waits: 
     """Make `path` the file, as its checksum wants it; where one put together from parts is wrong, once anew."""
     limits = Limits(file.size, file.size or most, file.checksum is not None)
     for last in (False, True):
-        fresh = not path.exists() and not path.with_name(f"{path.name}.part").exists()
-        if not path.exists():
-            fetch(file.url, path, limits, progress=progress, waits=waits)
+        in_parts = path.exists() or fetch(file.url, path, limits, progress=progress, waits=waits)
         wrong = _wrong(path, file)
         if not wrong:
             return
         path.unlink()
-        if fresh or last:
+        if last or not in_parts:
             raise UnusableError(wrong)
 
 

@@ -35,18 +35,23 @@ class Limits(NamedTuple):
 
 def fetch(
     url: str, path: Path, limits: Limits, *, progress: Progress | None = None, waits: Sequence[float] = WAITS
-) -> None:
+) -> bool:
     """Make `path` the file at `url`, going on from what earlier tries left beside it (`.part`).
 
     A part is only added to while the server says that the file is still the same one (If-Range), or where a checksum
     will tell. Cut connections are taken up again as long as each brings something new.
 
+    Returns:
+        Whether it came in several parts.
+
     Raises:
         UnusableError: the file cannot be had there.
         AgfaError: it cannot be written.
     """
-    part, furthest, failures = path.with_name(f"{path.name}.part"), _size(path.with_name(f"{path.name}.part")), 0
+    part = path.with_name(f"{path.name}.part")
+    furthest, failures, tries = _size(part), 0, int(part.exists())
     while True:
+        tries += 1
         try:
             reason = _receive(url, part, limits, progress)
         except urllib.error.HTTPError as error:
@@ -69,6 +74,7 @@ def fetch(
     with writing(path):
         part.replace(path)
         _note(part).unlink(missing_ok=True)
+    return tries > 1
 
 
 def _receive(url: str, part: Path, limits: Limits, progress: Progress | None) -> str:
