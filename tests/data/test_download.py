@@ -456,6 +456,16 @@ def test_one_archive_a_domain_and_a_list_of_duplicates(server: Server, data: Pat
     assert f"getting {server.url}/ink.zip (1 of 4)" in said
 
 
+def test_the_file_that_is_missing_is_named(server: Server, data: Path) -> None:
+    server.files["/ink.zip"] = zipped(images())
+    files = [File(f"{server.url}/{name}.zip", inside=name, into=name) for name in ("ink", "sky")]
+    said = Lines()
+    with pytest.raises(AgfaError):
+        get(benchmark(Source(tuple(files))), say=said, waits=NOW)
+    assert f"{files[0].url} does not work: of {files[1].url}: the server answers 404 Not Found" in said
+    assert len(list((data / ".Pets.get").iterdir())) == 1  # what came of it is kept
+
+
 def test_a_list_that_leads_outside_removes_nothing(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("1")
     (tmp_path / "draft").mkdir()

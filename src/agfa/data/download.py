@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -82,7 +83,8 @@ def _get_from(
     for number, file in enumerate(files, start=1):
         say(f"getting {file.url}" + (f" ({number} of {len(files)})" if len(files) > 1 else ""))
         path = work / hashlib.sha256(file.url.encode()).hexdigest()[:16]
-        _bring(file, path, most, progress, waits)
+        with _naming(file, number):
+            _bring(file, path, most, progress, waits)
         paths.append(path)
     unverified = [file for file in files if file.checksum is None]
     if unverified:
@@ -90,8 +92,9 @@ def _get_from(
     try:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
         say(f"unpacking {benchmark.name}")
-        for file, path in zip(files, paths, strict=True):
-            _place(file, path, draft, most)
+        for number, (file, path) in enumerate(zip(files, paths, strict=True), start=1):
+            with _naming(file, number):
+                _place(file, path, draft, most)
         if source.arrange is not None:
             source.arrange(draft)
         for line in _differences(benchmark, draft):
@@ -104,6 +107,17 @@ def _get_from(
     return home
 
 
+@contextmanager
+def _naming(file: File, number: int) -> Iterator[None]:
+    """Say of which file it is that something is wrong; a source goes by its first."""
+    try:
+        yield
+    except UnusableError as error:
+        if number == 1:
+            raise
+        raise UnusableError(f"of {file.url}: {error}") from error
+
+
 def _resolve(file: File) -> list[File]:
     """The files that an address stands for, each with an address that a browser would understand."""
     if file.url.startswith("drive:"):
@@ -113,6 +127,8 @@ def _resolve(file: File) -> list[File]:
         return [file]
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each of its own new tries
 
     (repository, revision, wanted), endpoint = hub.groups(), os.environ.get("HF_ENDPOINT")
 
