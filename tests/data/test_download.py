@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import http.server
 import io
 import json
 import multiprocessing
 import os
 import re
 import tarfile
-import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,91 +20,16 @@ import polars as pl
 import pytest
 
 from agfa.data import catalog, download, fetch
-from agfa.data.arrange import LISTED, by_location, remove_duplicates
+from agfa.data.arrange import LISTED, remove_duplicates
 from agfa.data.benchmark import Benchmark, File, Place, Settings, Source
 from agfa.data.check import compare_counts
 from agfa.data.download import get
-from agfa.data.unpack import UnusableError
 from agfa.errors import AgfaError, UsageError
+from serving import NOW, Handler, Server, contents
 from support import Agfa, fill
 
-NOW = (0.0, 0.0)  # no waiting before new tries
 DOMAINS = ("ink", "paper", "sky")
 REAL = os.environ.get("AGFA_DATA")
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; what it sent of each, and which requests it saw, is counted.
-
-    `cuts` are the byte positions at which it breaks the connection, once each; `odd` answers a path in another way.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.cuts: list[int] = []
-        self.odd: dict[str, Callable[[Handler], None]] = {}
-        self.sent: dict[str, int] = {}
-        self.ranges: list[str | None] = []
-        self.resumes = self.names_versions = self.says_length = True
-        self.pause = 0.0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, *_: object) -> None:
-        """Clients that go away are expected."""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        server = self.server
-        server.ranges.append(self.headers.get("Range"))
-        path = self.path.partition("?")[0]
-        if path in server.odd:
-            return server.odd[path](self)
-        if self.path not in server.files:
-            return self.send_error(404)
-        content = server.files[self.path]
-        etag = f'"{hashlib.sha256(content).hexdigest()[:10]}"'
-        start, wanted = 0, re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if wanted and server.resumes and self.headers.get("If-Range", etag) == etag:
-            start = int(wanted[1])
-            if start >= len(content):
-                return self.send_error(416)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        if server.says_length:
-            self.send_header("Content-Length", str(len(content) - start))
-        if server.names_versions:
-            self.send_header("ETag", etag)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.end_headers()
-        end = next((cut for cut in server.cuts if cut > start), len(content))
-        if end in server.cuts:
-            server.cuts.remove(end)
-        for place in range(start, end, 1 << 14):
-            piece = content[place : min(end, place + (1 << 14))]
-            self.wfile.write(piece)
-            server.sent[self.path] = server.sent.get(self.path, 0) + len(piece)
-            time.sleep(server.pause)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +68,6 @@ def benchmark(*sources: Source, per_class: int = 4, **changes: Any) -> Benchmark
         sources=sources,
     )
     return dataclasses.replace(record, **changes)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class Lines(list[str]):
@@ -242,21 +160,6 @@ def test_a_server_that_is_busy_for_a_moment(server: Server, data: Path) -> None:
 # --- cut and resumed
 
 
-@pytest.mark.parametrize("knows", ["length", "nothing"])
-@pytest.mark.parametrize("seed", range(3))
-def test_cut_at_ten_random_bytes_nothing_comes_twice(knows: str, seed: int, server: Server, tmp_path: Path) -> None:
-    rng = np.random.default_rng(seed)
-    content = server.files["/x"] = rng.bytes(1_000_000)
-    server.cuts = cuts = sorted(rng.choice(len(content), 10, replace=False).tolist())
-    expected = [None, *(f"bytes={cut}-" for cut in cuts if cut)]
-    size = None if knows == "nothing" else len(content)
-    fetch.fetch(f"{server.url}/x", tmp_path / "x", fetch.Limits(size, 1 << 20, False), waits=NOW)
-    assert (tmp_path / "x").read_bytes() == content
-    assert server.ranges == expected
-    assert server.sent == {"/x": len(content)}
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("x")] == ["x"]
-
-
 def test_a_process_that_dies_each_time_is_resumed_by_the_next(server: Server, data: Path) -> None:
     """Ten processes die, as by a signal, at random bytes; the eleventh has the same bits and fetched none twice."""
     archive = server.files["/pets.zip"] = zipped(images(size=40_000))
@@ -281,30 +184,6 @@ def _get_until_cut(record: Benchmark) -> None:
     get(record, say=lambda _: None, waits=NOW)
 
 
-def test_a_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> None:
-    content = server.files["/x"] = os.urandom(300_000)
-    server.resumes, server.cuts = False, [1, 100_000, 200_000]
-    fetch.fetch(f"{server.url}/x", tmp_path / "x", fetch.Limits(None, 1 << 20, False), waits=NOW)
-    assert (tmp_path / "x").read_bytes() == content
-    server.files["/x"], server.cuts = content, [1000] * 9
-    with pytest.raises(UnusableError, match="the connection was cut after 1000 of 300000 bytes"):
-        fetch.fetch(f"{server.url}/x", tmp_path / "y", fetch.Limits(None, 1 << 20, False), waits=NOW)
-
-
-def test_a_file_that_changed_between_tries_is_not_spliced(server: Server, tmp_path: Path) -> None:
-    old, new = os.urandom(200_000), os.urandom(200_000)
-    limits = fetch.Limits(None, 1 << 20, False)
-    for versions in (True, False):  # without versions a part cannot be trusted at all
-        server.names_versions = versions
-        server.files["/x"], server.cuts = old, [120_000] * 9 if not versions else [120_000]
-
-        def change(_: int, __: int) -> None:
-            server.files["/x"] = new
-
-        fetch.fetch(f"{server.url}/x", tmp_path / f"{versions}", limits, progress=change, waits=NOW * 5)
-        assert (tmp_path / f"{versions}").read_bytes() == new
-
-
 def test_parts_of_two_files_are_found_out_by_the_checksum(server: Server, data: Path) -> None:
     """Without versions a part is gone on with where a checksum is known; when it tells, all comes anew, once."""
     old, new = zipped(images()), zipped(images(seed=1))
@@ -316,32 +195,6 @@ def test_parts_of_two_files_are_found_out_by_the_checksum(server: Server, data: 
     get(benchmark(Source((File(f"{server.url}/x", sha256(new)),))), say=Lines(), progress=change, waits=NOW)
     assert contents(data / "Pets") == images(seed=1)
     assert server.ranges == [None, f"bytes={len(old) // 2}-", None]
-
-
-def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
-    content = server.files["/x"] = os.urandom(1000)
-    (tmp_path / "x.part").write_bytes(bytes(5000))
-    fetch.fetch(f"{server.url}/x", tmp_path / "x", fetch.Limits(None, 1 << 20, True), waits=NOW)
-    assert (tmp_path / "x").read_bytes() == content
-    assert server.ranges == ["bytes=5000-", None]
-
-
-def test_no_length_is_said(server: Server, tmp_path: Path) -> None:
-    server.says_length = False
-    content = server.files["/x"] = os.urandom(300_000)
-    fetch.fetch(f"{server.url}/x", tmp_path / "x", fetch.Limits(None, 1 << 20, False), waits=NOW)
-    assert (tmp_path / "x").read_bytes() == content
-
-
-@pytest.mark.parametrize("says_length", [True, False])
-def test_sizes_are_bounded(says_length: bool, server: Server, tmp_path: Path) -> None:
-    server.says_length = says_length
-    server.files["/x"] = bytes(3 << 20)
-    with pytest.raises(UnusableError, match="more than the 1048576"):
-        fetch.fetch(f"{server.url}/x", tmp_path / "x", fetch.Limits(None, 1 << 20, False), waits=NOW)
-    if says_length:
-        with pytest.raises(UnusableError, match="it has 3145728 bytes, not 7"):
-            fetch.fetch(f"{server.url}/x", tmp_path / "y", fetch.Limits(7, 7, False), waits=NOW)
 
 
 # --- several processes, a full disk
@@ -464,41 +317,6 @@ def test_the_file_that_is_missing_is_named(server: Server, data: Path) -> None:
         get(benchmark(Source(tuple(files))), say=said, waits=NOW)
     assert f"{files[0].url} does not work: of {files[1].url}: the server answers 404 Not Found" in said
     assert len(list((data / ".Pets.get").iterdir())) == 1  # what came of it is kept
-
-
-def test_a_list_that_leads_outside_removes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("1")
-    (tmp_path / "draft").mkdir()
-    (tmp_path / "draft" / LISTED).write_text("../precious\n")
-    with pytest.raises(UnusableError, match="leaves the folder"):
-        remove_duplicates(tmp_path / "draft")
-    assert (tmp_path / "precious").exists()
-
-
-def test_terra_incognita_is_arranged_by_location(tmp_path: Path) -> None:
-    """Two annotation files; a location and an animal that are not wanted; an image with two animals."""
-    animals = ["bird", "dog", "car", "empty"]
-    shots = [("a", 38, [0]), ("b", 100, [1]), ("c", 38, [2]), ("d", 7, [0]), ("e", 46, [0, 1]), ("f", 43, [3])]
-    for part, file in enumerate(("cis", "trans")):
-        mine = shots[part::2]
-        record = {
-            "categories": [{"id": i, "name": name} for i, name in enumerate(animals)],
-            "images": [{"id": name, "location": place, "file_name": f"{name}.jpg"} for name, place, _ in mine],
-            "annotations": [{"image_id": name, "category_id": i} for name, _, found in mine for i in found],
-        }
-        (tmp_path / "annotations").mkdir(exist_ok=True)
-        (tmp_path / "annotations" / f"{file}.json").write_text(json.dumps(record))
-    (tmp_path / "images").mkdir()
-    for name, _, _ in shots:
-        (tmp_path / "images" / f"{name}.jpg").write_text(name)
-    by_location(tmp_path)
-    assert contents(tmp_path) == {
-        "location_38/bird/a.jpg": b"a",
-        "location_100/dog/b.jpg": b"b",
-        "location_46/bird/e.jpg": b"e",
-        "location_46/dog/e.jpg": b"e",
-        "location_43/empty/f.jpg": b"f",
-    }
 
 
 # --- Drive and the hub

@@ -17,6 +17,7 @@ import pytest
 
 from agfa.data.unpack import UnusableError, unpack
 from agfa.data.unpack_parquet import unpack_parquet
+from serving import contents
 
 FILES = {"top/a/1.jpg": b"one" * 1000, "top/a/deep/2.jpg": b"", "top/b/ü 3.jpg": b"three", "readme.txt": b"hello"}
 MODES = {"tar": "w", "tar.gz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
@@ -35,10 +36,6 @@ def make(path: Path, kind: str, files: dict[str, bytes] = FILES) -> Path:
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
     return path
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def refused(archive: Path, reason: str, most: int = MOST, **more: object) -> None:
