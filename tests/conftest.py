@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +70,23 @@ def train(agfa: Agfa, tiny: Path) -> Agfa:
         return agfa("train", *arguments, **{k: v for k, v in merged.items() if v is not None})
 
     return run
+
+
+@pytest.fixture(scope="module")
+def small_disk() -> Iterator[Path]:
+    """A disk of 40 MB of its own."""
+    folder = Path(tempfile.mkdtemp())
+    mounted = (
+        sys.platform == "linux"
+        and os.geteuid() == 0
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        folder.rmdir()
+        pytest.skip("needs a small disk: root, and a mount that works")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+    folder.rmdir()

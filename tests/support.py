@@ -98,3 +98,15 @@ def weights(run: Path) -> dict[str, bytes]:
     found = {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*.safetensors")}
     assert "model.safetensors" in found
     return found
+
+
+def fill(disk: Path, leaving: int = 0) -> None:
+    """Leave no more than so many bytes."""
+    with (disk / "ballast").open("ab", buffering=0) as file:
+        for chunk in (1 << 20, 4096):
+            try:
+                while True:
+                    file.write(bytes(chunk))
+            except OSError:
+                pass
+        file.truncate(max(0, file.tell() - leaving))

@@ -22,6 +22,7 @@ COMMANDS = [
     ("algorithms",),
     ("data",),
     ("data", "check"),
+    ("data", "get"),
     ("data", "list"),
 ]
 
@@ -98,6 +99,7 @@ def test_version(agfa: Agfa) -> None:
         (["predict"], "MODEL"),
         (["evaluate", "run"], "--data"),
         (["data", "chek", "x"], "check"),
+        (["data", "get", "PASC"], "did you mean 'PACS'?"),
         (["train", "--steps"], "--steps"),
         (["train", "--devices", "0"], "devices: input should be greater than or equal to 1"),
         (["predict", "run", "x.png", "--format", "xml"], "xml"),

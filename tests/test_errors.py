@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from agfa.training import model_file
 from agfa.training.checkpoint import load
 from agfa.training.run_folder import RunFolder
 from agfa.training.state import Training
-from support import QUICK, Agfa, flags, make_images, records, weights
+from support import QUICK, Agfa, fill, flags, make_images, records, weights
 
 # --- what cannot be trained on: status 2
 
@@ -198,38 +198,6 @@ def test_a_mistake_does_not_occupy_the_folder(train: Agfa, tiny: Path) -> None:
 
 
 # --- the disk is full, or not ours
-
-
-@pytest.fixture(scope="module")
-def small_disk() -> Iterator[Path]:
-    """A disk of 40 MB of its own."""
-    folder = Path(tempfile.mkdtemp())
-    mounted = (
-        sys.platform == "linux"
-        and os.geteuid() == 0
-        and subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True
-        ).returncode
-        == 0
-    )
-    if not mounted:
-        folder.rmdir()
-        pytest.skip("needs a small disk: root, and a mount that works")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-    folder.rmdir()
-
-
-def fill(disk: Path, leaving: int = 0) -> None:
-    """Leave no more than so many bytes."""
-    with (disk / "ballast").open("ab", buffering=0) as file:
-        for chunk in (1 << 20, 4096):
-            try:
-                while True:
-                    file.write(bytes(chunk))
-            except OSError:
-                pass
-        file.truncate(max(0, file.tell() - leaving))
 
 
 class Moment:

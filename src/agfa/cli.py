@@ -199,15 +199,42 @@ def algorithms(name: str | None = None, /) -> None:
 
 @data_app.command(name="list")
 def list_datasets() -> None:
-    """List the known datasets: what they hold, whose they are, and which are on this machine."""
+    """List the known datasets: what they hold, whose they are, how much there is to download, which are here."""
     from agfa.data import catalog
 
     rows = [
-        (b.name, len(b.places), b.classes, b.images, b.licence, "in the package" if b.embedded else b.find() or "no")
+        (
+            b.name,
+            len(b.places),
+            b.classes,
+            b.images,
+            "none" if b.embedded else "unknown" if b.download_size is None else f"{b.download_size / 1e6:,.0f} MB",
+            b.licence,
+            "in the package" if b.embedded else b.find() or "no",
+        )
         for b in catalog.BENCHMARKS
     ]
-    _table(("name", "domains", "classes", "images", "licence", "on this machine"), rows)
+    _table(("name", "domains", "classes", "images", "download", "licence", "on this machine"), rows)
     print(f"known datasets are looked for in {catalog.data_folder()} (set AGFA_DATA to another folder)")
+
+
+@data_app.command(name="get")
+def get_dataset(name: str, /) -> None:
+    """Download a known dataset, verify and unpack it. The same command goes on where it was stopped.
+
+    Args:
+        name: a known dataset's name (agfa data list).
+    """
+    from agfa.data import catalog
+    from agfa.data.download import get
+    from agfa.training.progress import Display
+
+    benchmark = catalog.benchmark(name)
+    display = Display()
+    display.say(f"{benchmark.name}: {benchmark.citation}; licence: {benchmark.licence}")
+    with display.download() as progress:
+        folder = get(benchmark, say=display.say, progress=progress)
+    print(f"{benchmark.name} is in {folder or 'the package'}")
 
 
 @data_app.command

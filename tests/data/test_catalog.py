@@ -38,7 +38,9 @@ def test_the_papers_settings():
 def test_folders_go_by_any_of_their_names_and_domains_too(tmp_path, monkeypatch, tiny):
     monkeypatch.setenv("AGFA_DATA", str(tmp_path / "data"))
     vlcs = CATALOG["vlcs"]
-    with pytest.raises(UsageError, match=r"VLCS is not on this machine; put it in .*data/VLCS"):
+    with pytest.raises(
+        UsageError, match=r"VLCS is not on this machine; agfa data get VLCS, or put it in .*data/VLCS"
+    ):
         vlcs.load()
     root = tmp_path / "data" / "vlcs"
     root.mkdir(parents=True)

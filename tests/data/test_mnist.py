@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agfa.data.mnist import ANGLES, COLOR_FLIPS, FILES, colored_mnist, rotated_mnist
+from agfa.data.catalog import CATALOG
+from agfa.data.check import compare_counts
+from agfa.data.domains import Domain
+from agfa.data.mnist import ANGLES, COLOR_FLIPS, FILES, _read_idx, colored_mnist, rotated_mnist
 from agfa.errors import UsageError
 
 
@@ -32,6 +35,10 @@ def real() -> Path:
     if not folder.is_dir():
         pytest.skip("needs $AGFA_DATA/mnist")
     return folder
+
+
+def colors_of(domain: Domain) -> np.ndarray:
+    return domain.images.any(axis=(1, 2))[:, 1]
 
 
 def test_every_image_is_in_one_domain_and_keeps_its_digit(small):
@@ -85,10 +92,19 @@ def test_missing_or_damaged_files_are_named(small):
 
 @pytest.mark.slow
 def test_real_mnist_gives_the_benchmarks_counts_noise_and_colours():
+    """Slow: 140,000 images, of which half are turned; it needs the real ones."""
+    published = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
+    digits = np.concatenate([_read_idx(real(), FILES[1]), _read_idx(real(), FILES[3])])
     colored, rotated = colored_mnist(real()), rotated_mnist(real())
     assert [len(d) for d in colored.domains] == [23334, 23333, 23333]
     assert [len(d) for d in rotated.domains] == [11667] * 4 + [11666] * 2
+    assert rotated.counts().sum(axis=0).tolist() == published
+    for name in ("ColoredMNIST", "RotatedMNIST"):
+        assert compare_counts(CATALOG[name.lower()].load(), CATALOG[name.lower()]) == []
     for domain, agreement in zip(colored.domains, (0.9, 0.8, 0.1), strict=True):
-        agrees = domain.images.any(axis=(1, 2))[:, 1] == domain.labels
+        agrees = colors_of(domain) == domain.labels
         assert agrees.mean() == pytest.approx(agreement, abs=0.01)
         assert domain.labels.mean() == pytest.approx(0.5, abs=0.01)
+        below_five = digits[[int(key) for key in domain.keys]] < 5
+        assert (below_five != domain.labels).mean() == pytest.approx(0.25, abs=0.01)  # the labels that are wrong
+        assert (below_five == colors_of(domain)).mean() == pytest.approx(0.25 + agreement / 2, abs=0.01)

@@ -1,108 +1,23 @@
-"""The known datasets, one record each: where they come from and the settings they are trained with."""
+"""The known datasets, one record each. Adding a benchmark means adding a record."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
+from agfa.data.arrange import by_location
+from agfa.data.benchmark import Benchmark, File, Place, Settings, Source, data_folder
 from agfa.data.digits import digits
 from agfa.data.domains import DomainDataset, from_folder
+from agfa.data.mirrors import DOMAINNET_SOURCES, LILA, MNIST_SOURCES, tsinghua
 from agfa.data.mnist import ANGLES, colored_mnist, rotated_mnist
-from agfa.data.store import cache_folder
 from agfa.errors import UsageError, unknown
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What to train with when nothing else is said; the defaults are the paper's for PACS-like photographs."""
-
-    image_size: int = 224
-    channels: int = 3
-    augment: bool = True
-    backbone: str = "resnet50"
-    steps: int = 5000
-    evaluate_every: int = 100
-    batch_size: int = 32
-    swad_ratio: float = 1.3
-    hparams: Mapping[str, object] = field(default_factory=dict)
-
-
-class Place(NamedTuple):
-    """A domain of a benchmark: its folder's name, its heading in the paper, and how many images it has.
-
-    `images` is one number, or one for each class in their order; `also` are other names that the folder has.
-    """
-
-    name: str
-    title: str
-    images: int | tuple[int, ...]
-    also: tuple[str, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """All its images."""
-        return self.images if isinstance(self.images, int) else sum(self.images)
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A dataset known by name: what it holds, whose it is, how it is read and what it is trained with.
-
-    Without a `read` of its own it is a folder domain/class/image. `folders` are names that its folder in $AGFA_DATA
-    may have, beside its own; an `embedded` one needs no folder.
-    """
-
-    name: str
-    places: tuple[Place, ...]
-    classes: int
-    licence: str
-    citation: str
-    settings: Settings
-    folders: tuple[str, ...] = ()
-    read: Callable[[Path], DomainDataset] = from_folder
-    embedded: bool = False
-
-    def find(self) -> Path | None:
-        """Its folder on this machine; None where there is none."""
-        names = {name.lower() for name in (self.name, *self.folders)}
-        root = data_folder()
-        found = sorted(p for p in root.iterdir() if p.name.lower() in names and p.is_dir()) if root.is_dir() else []
-        return found[0] if found else None
-
-    @property
-    def images(self) -> int:
-        """How many images it has."""
-        return sum(place.total for place in self.places)
-
-    def load(self) -> DomainDataset:
-        """The dataset, its domains in the paper's order under their usual names.
-
-        Raises:
-            UsageError: it is not on this machine, or lacks a domain.
-        """
-        folder = Path() if self.embedded else self.find()
-        if folder is None:
-            wanted = data_folder() / (*self.folders, self.name)[0]
-            raise UsageError(f"{self.name} is not on this machine; put it in {wanted} ($AGFA_DATA says where)")
-        dataset = self.read(folder)
-        by_name = {domain.name: domain for domain in dataset.domains}
-        domains = []
-        for place in self.places:
-            domain = next((by_name[name] for name in (place.name, *place.also) if name in by_name), None)
-            if domain is None:
-                raise UsageError(f"{folder} lacks {place.name!r} of {self.name}; it has {', '.join(by_name)}")
-            domains.append(dataclasses.replace(domain, name=place.name))
-        return DomainDataset(self.name, dataset.classes, tuple(domains))
-
+__all__ = ["BENCHMARKS", "CATALOG", "data_folder", "load"]
 
 MNIST_SETTINGS = Settings(
     image_size=28, augment=False, backbone="convnet", batch_size=64, hparams={"lr": 1e-3}, channels=1
 )
-
 BENCHMARKS = (
     Benchmark(
         name="PACS",
@@ -116,20 +31,61 @@ BENCHMARKS = (
         licence="none stated; research",
         citation="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
         settings=Settings(),
-        folders=("kfold",),
+        sources=(
+            Source(
+                (
+                    File(
+                        "hf:flwrlabs/pacs@394113073258ead631f617d2e13bb377c0715c4b/data/train-00000-of-00001.parquet",
+                        "sha256:4fc041ee92eec6043fe6e2859e8bdd138e5f958bc621afd153879812cbe65ff5",
+                        191395900,
+                        "parquet",
+                    ),
+                )
+            ),
+            Source(
+                tsinghua(
+                    art_painting="46684292e979402b8d87",
+                    cartoon="7bfa413b34ec4f4fa384",
+                    photo="45f71386a668475d8b42",
+                    sketch="4ba559535e4b4b6981e5",
+                )
+            ),
+            Source(
+                (
+                    File(
+                        "drive:1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd",
+                        "md5:fd5db817f7cdafeef3bfd525aaf9b42e",
+                        inside="kfold",
+                    ),
+                )
+            ),
+        ),
+        folders=("PACS", "kfold"),
     ),
     Benchmark(
         name="VLCS",
-        places=(
-            Place("Caltech101", "C", 1415, ("CALTECH", "Caltech")),
-            Place("LabelMe", "L", 2656, ("LABELME",)),
-            Place("SUN09", "S", 3282, ("SUN",)),
-            Place("VOC2007", "V", 3376, ("PASCAL", "VOC")),
+        places=(  # bird, car, chair, dog, person
+            Place("Caltech101", "C", (237, 123, 118, 67, 870), ("CALTECH", "Caltech")),
+            Place("LabelMe", "L", (80, 1209, 88, 42, 1237), ("LABELME",)),
+            Place("SUN09", "S", (20, 932, 1036, 30, 1264), ("SUN",)),
+            Place("VOC2007", "V", (330, 699, 428, 420, 1499), ("PASCAL", "VOC")),
         ),
         classes=5,
         licence="those of its four sources; research",
         citation="Fang et al., Unbiased Metric Learning, ICCV 2013",
         settings=Settings(evaluate_every=50, swad_ratio=1.2),
+        sources=(
+            Source(
+                (
+                    File(
+                        "drive:1skwblH1_okBwxWxmRsp9_qi15hyPpxg8",
+                        "md5:8870171eba660927d9668f4e515928e4",
+                        inside="VLCS",
+                    ),
+                )
+            ),
+            Source((File("drive:1yDuLrJdPSvMbTmpq-7XmwG0HnJengD-T", inside="*"),)),  # DomainBed's issue 165
+        ),
     ),
     Benchmark(
         name="OfficeHome",
@@ -143,7 +99,34 @@ BENCHMARKS = (
         licence="non-commercial research",
         citation="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
         settings=Settings(hparams={"alpha": 0.2}),
-        folders=("office_home", "OfficeHomeDataset_10072016"),
+        sources=(
+            Source(
+                (
+                    File(
+                        "hf:flwrlabs/office-home@2a083645e3177afbd91ba4fa2651238f8994d335/data/*.parquet",
+                        kind="parquet",
+                    ),
+                )
+            ),
+            Source(
+                tsinghua(
+                    Art="6a006656b9a14567ade2",
+                    Clipart="ae88aa31d2d7411dad79",
+                    Product="f219b0ff35e142b3ab48",
+                    Real_World="6c19f3f15bb24ed3951a",
+                )
+            ),
+            Source(
+                (
+                    File(
+                        "drive:1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC",
+                        "md5:b1c14819770c4448fd5b6d931031c91c",
+                        inside="OfficeHomeDataset_10072016",
+                    ),
+                )
+            ),
+        ),
+        folders=("OfficeHome", "office_home", "OfficeHomeDataset_10072016"),
     ),
     Benchmark(
         name="TerraIncognita",
@@ -157,7 +140,26 @@ BENCHMARKS = (
         licence="CDLA-Permissive-1.0",
         citation="Beery et al., Recognition in Terra Incognita, ECCV 2018",
         settings=Settings(),
-        folders=("terra_incognita",),
+        sources=(
+            Source(
+                (
+                    File(
+                        LILA + "eccv_18_all_images_sm.tar.gz",
+                        size=6492615601,
+                        inside="eccv_18_all_images_sm",
+                        into="images",
+                    ),
+                    File(
+                        LILA + "eccv_18_annotations.tar.gz",
+                        size=2997071,
+                        inside="eccv_18_annotation_files",
+                        into="annotations",
+                    ),
+                ),
+                by_location,
+            ),
+        ),
+        folders=("TerraIncognita", "terra_incognita"),
     ),
     Benchmark(
         name="DomainNet",
@@ -173,7 +175,8 @@ BENCHMARKS = (
         licence="non-commercial research",
         citation="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019",
         settings=Settings(steps=30000, evaluate_every=500),
-        folders=("domain_net",),
+        sources=DOMAINNET_SOURCES,
+        folders=("DomainNet", "domain_net"),
     ),
     Benchmark(
         name="ColoredMNIST",
@@ -182,6 +185,7 @@ BENCHMARKS = (
         licence="MNIST: CC BY-SA 3.0",
         citation="Arjovsky et al., Invariant Risk Minimization, 2019",
         settings=dataclasses.replace(MNIST_SETTINGS, channels=2),
+        sources=MNIST_SOURCES,
         folders=("MNIST",),
         read=colored_mnist,
     ),
@@ -192,6 +196,7 @@ BENCHMARKS = (
         licence="MNIST: CC BY-SA 3.0",
         citation="Ghifary et al., Domain Generalization for Object Recognition, ICCV 2015",
         settings=MNIST_SETTINGS,
+        sources=MNIST_SOURCES,
         folders=("MNIST",),
         read=rotated_mnist,
     ),
@@ -219,20 +224,22 @@ BENCHMARKS = (
         embedded=True,
     ),
 )
-CATALOG = {benchmark.name.lower(): benchmark for benchmark in BENCHMARKS}
+CATALOG = {b.name.lower(): b for b in BENCHMARKS}
+
+
+def benchmark(name: str) -> Benchmark:
+    """The benchmark of that name, in whatever case it is written."""
+    if name.lower() not in CATALOG:
+        raise unknown("dataset", name, [b.name for b in BENCHMARKS])
+    return CATALOG[name.lower()]
 
 
 def load(data: str) -> tuple[DomainDataset, Settings]:
     """The dataset called `data`, or in the folder `data`, and its settings. A folder wins over a name."""
     path = Path(data).expanduser()
     if data.lower() in CATALOG and not path.is_dir():
-        benchmark = CATALOG[data.lower()]
-        return benchmark.load(), benchmark.settings
+        known = CATALOG[data.lower()]
+        return known.load(), known.settings
     if not path.exists() and path.parent == Path():  # a bare word: more likely a name than a path
         raise UsageError(f"no folder here and {unknown('dataset', data, [b.name for b in BENCHMARKS])}")
     return from_folder(path), Settings()
-
-
-def data_folder() -> Path:
-    """Where known datasets lie: $AGFA_DATA, else `data` in the cache folder."""
-    return Path(os.environ.get("AGFA_DATA", cache_folder() / "data")).expanduser()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agfa.data.catalog import Benchmark
+from agfa.data.benchmark import Benchmark
 from agfa.data.domains import DomainDataset
 from agfa.data.splits import Roles
 from agfa.data.store import Progress, unreadable_reason

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from torch import Tensor
 
 from agfa.data.store import Progress as ImagesDone
@@ -44,6 +53,13 @@ class Display:
             yield seen
 
     @contextmanager
+    def download(self) -> Iterator[ImagesDone]:
+        """A bar for the bytes of one file after another."""
+        with self._bar(TransferSpeedColumn(), DownloadColumn()) as bar:
+            task = bar.add_task("downloading", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total or None)
+
+    @contextmanager
     def training(self, first: int, last: int, images_per_step: int) -> Iterator[Advance]:
         """A bar for the steps after `first` up to `last`. Losses are read once a second: reading stalls a GPU."""
         with self._bar(TextColumn("{task.fields[state]}")) as bar:
@@ -63,11 +79,11 @@ class Display:
 
             yield advance
 
-    def _bar(self, state: TextColumn) -> Progress:
+    def _bar(self, state: ProgressColumn, count: ProgressColumn | None = None) -> Progress:
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            count or MofNCompleteColumn(),
             TimeRemainingColumn(),
             state,
             console=self.console,
