@@ -33,6 +33,7 @@ class Columns(NamedTuple):
     label: pl.Expr
     domain: pl.Expr
     called: Mapping[str, str]
+    classes: tuple[str, ...] = ()  # in their order, where the file says so
     rows: pl.Expr = pl.lit(True)  # which rows count
 
 
@@ -68,7 +69,8 @@ def read_rows(
         raise UsageError(f"{files[0]} has no rows; it needs one for each image")
     _refuse_wrong_rows(files, rows, columns[0].called)
     shards = tuple(Shard(file, c.called["path"]) for file, c in zip(files, columns, strict=True))
-    classes = _names_of(files[0], columns[0].called["label"]) or _in_order(rows["label"])
+    said = {c.classes for c in columns}
+    classes = (said.pop() if len(said) == 1 else ()) or _in_order(rows["label"])
     rows = rows.with_columns(pl.col("label").cast(pl.Enum(classes)).to_physical().cast(pl.Int64))
     rows = rows.sort("shard", "row") if within else rows.sort("label", "path")
     domains = []
@@ -123,21 +125,21 @@ def find_columns(file: Path, there: Mapping[str, pl.DataType], asked: Mapping[st
             raise UsageError(f"{file}: {two} could both be the {kind}; say which: {file}?{kind}={exact[0]}")
         called[kind] = exact[0]
     within = isinstance(there[called["path"]], pl.Struct | pl.Binary)
-    as_text = {kind: _text(file, name, there[name]) for kind, name in called.items() if kind != "path"}
     path = None if within else pl.col(called["path"]).cast(pl.String)
-    return Columns(path, as_text["label"], as_text["domain"], called)
+    labels, domains = (_names_of(file, called[kind], there) for kind in ("label", "domain"))
+    return Columns(path, _text(called["label"], labels), _text(called["domain"], domains), called, labels)
 
 
-def _text(file: Path, column: str, kind: pl.DataType) -> pl.Expr:
-    names = _names_of(file, column)
-    if names and kind.is_integer():
+def _text(column: str, names: tuple[str, ...]) -> pl.Expr:
+    """A column as text: the names of its numbers, if they have any."""
+    if names:
         return pl.col(column).replace_strict(dict(enumerate(names)), default=None, return_dtype=pl.String)
     return pl.col(column).cast(pl.String)
 
 
-def _names_of(file: Path, column: str) -> tuple[str, ...]:
+def _names_of(file: Path, column: str, there: Mapping[str, pl.DataType]) -> tuple[str, ...]:
     """The names that Hugging Face's `datasets` wrote into a Parquet file for the numbers in a column, if it did."""
-    if file.suffix.lower() != ".parquet":
+    if not there[column].is_integer():
         return ()
     try:
         notes: Any = json.loads(pl.read_parquet_metadata(file).get("huggingface", "{}"))
@@ -174,7 +176,7 @@ def _rows(shard: int, file: Path, name: str, table: pl.LazyFrame, columns: Colum
 def _refuse_wrong_rows(files: Sequence[Path], rows: pl.DataFrame, called: Mapping[str, str]) -> None:
     """Raise an error that tells the first row that is wrong, and counts the others."""
     blank = [pl.col(kind).is_null() | (pl.col(kind).str.strip_chars() == "") for kind in KINDS]
-    again = ~pl.struct("path", "domain").is_first_distinct()
+    again = ~pl.col("path").is_first_distinct().over("domain")
     wrong = rows.filter(pl.any_horizontal(*blank, again))
     if wrong.is_empty():
         return

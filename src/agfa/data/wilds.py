@@ -90,5 +90,5 @@ def read_wilds(folder: Path, layout: Layout, table: pl.LazyFrame, asked: Mapping
             raise unknown(f"column of {folder / layout.file}", name, there)
     called = {"path": "path", "label": "label", "domain": "domain", **asked}
     chosen = {"label": layout.label, "domain": layout.domain, **{kind: col(name) for kind, name in asked.items()}}
-    columns = Columns(layout.path, chosen["label"], chosen["domain"], called, layout.rows)
+    columns = Columns(layout.path, chosen["label"], chosen["domain"], called, rows=layout.rows)
     return read_rows(layout.name, folder, [folder / layout.file], [table], [columns])
