@@ -11,7 +11,8 @@ import numpy as np
 
 from agfa.data.catalog import Benchmark
 from agfa.data.domains import DomainDataset, image_suffixes, is_image, visible_files, visible_folders
-from agfa.data.inspection import Problem, inspect_files, printable
+from agfa.data.inspection import Problem, inspect_files
+from agfa.data.sources import printable
 from agfa.data.splits import Roles
 from agfa.data.store import Progress
 from agfa.errors import UsageError

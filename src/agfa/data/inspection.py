@@ -18,7 +18,7 @@ from PIL import Image
 
 from agfa.data.decode import normalise, reason
 from agfa.data.domains import DomainDataset
-from agfa.data.sources import Source
+from agfa.data.sources import Source, printable
 from agfa.data.store import Progress
 
 SMALL = 8  # pixels: a shorter side has little left to see
@@ -160,8 +160,3 @@ def _lost_in_8_bits(image: Image.Image) -> str | None:
     if low >= 0 and (high == 0 or least <= high <= most):
         return None
     return f"has values {low:g} to {high:g} of 0..{most}, of which 8 bits keep little"
-
-
-def printable(name: str) -> str:
-    """A file's name with a mark for each byte that is no text, which no terminal could print."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")

@@ -148,3 +148,8 @@ def stamp(source: Source) -> str:
     except OSError as error:  # whoever reads it will say so
         return error.strerror or str(error)
     return f"{status.st_size}\0{status.st_mtime_ns}"
+
+
+def printable(name: str) -> str:
+    """A file's name with a mark for each byte that is no text, which no terminal could print."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")

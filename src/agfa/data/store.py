@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agfa.data.decode import MODES, decode, reason
 from agfa.data.domains import DomainDataset, IntArray, Pixels
-from agfa.data.sources import Source, stamp
+from agfa.data.sources import Source, printable, stamp
 from agfa.errors import UsageError
 from agfa.files import writing
 
@@ -131,7 +131,7 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
         with writing(draft / "pixels.u8"), (draft / "pixels.u8").open("wb") as file:
             for source, pixels in zip(files, _decode_all(files, image_size, channels), strict=True):
                 if isinstance(pixels, str):
-                    unreadable.append(f"{source} ({pixels})")
+                    unreadable.append(f"{printable(str(source))} ({pixels})")
                 else:
                     file.write(pixels.tobytes())
                     sizes.append(pixels.shape[:2])
