@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -260,3 +262,36 @@ def test_any_names_come_back(
 def test_paths_may_be_absolute_and_anything_is_decoded(tiny: Path) -> None:
     table_of(tiny, f"{tiny.parent}/").write_csv("all.csv")
     assert decode(read("all.csv")["ink"].images[0]).size == (24, 20)  # type: ignore[arg-type]
+
+
+SIZE = 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux, which tells a process's peak")
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_million_images_are_indexed_in_a_minute_and_a_gigabyte(kind: str, tmp_path: Path) -> None:
+    """Slow because a million files are made first; memory is that of a whole process, torch in it."""
+    folders = [Path(f"many/d{d}/c{c:02}") for d in range(10) for c in range(20)]
+    names = [folder / f"{i:04}.jpg" for folder in folders for i in range(SIZE // len(folders))]
+    if kind == "folder":
+        for folder in folders:
+            folder.mkdir(parents=True)
+        for name in names:
+            name.touch()
+    else:
+        rows = {
+            "path": [str(n) for n in names],
+            "label": [n.parts[2] for n in names],
+            "domain": [n.parts[1] for n in names],
+        }
+        pl.DataFrame(rows).write_csv("many.csv")
+    code = (
+        "import re, sys, time; from pathlib import Path; from agfa.data.catalog import load; start = time.monotonic();"
+        "print(load(sys.argv[1])[0].counts().sum(), time.monotonic() - start,"
+        " int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) / 2**20)"
+    )
+    data = "many" if kind == "folder" else "many.csv"
+    out = subprocess.run([sys.executable, "-c", code, data], capture_output=True, text=True, check=True).stdout
+    count, seconds, gigabytes = (float(number) for number in out.split())
+    assert (count, seconds < 60, gigabytes < 1) == (SIZE, True, True), out

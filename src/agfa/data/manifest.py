@@ -72,10 +72,10 @@ def read_rows(
     said = {c.classes for c in columns}
     classes = (said.pop() if len(said) == 1 else ()) or _in_order(rows["label"])
     rows = rows.with_columns(pl.col("label").cast(pl.Enum(classes)).to_physical().cast(pl.Int64))
-    rows = rows.sort("shard", "row") if within else rows.sort("label", "path")
     domains = []
     for domain in _in_order(rows["domain"]):
-        part = rows.filter(pl.col("domain") == domain)
+        part = rows.filter(pl.col("domain") == domain)  # sorted one by one, as copies of millions of rows add up
+        part = part.sort("shard", "row") if within else part.sort("label", "path")
         keys = tuple(part["path"].to_list())
         at = (part[column].cast(pl.Int64).to_numpy() for column in ("shard", "row"))
         labels = part["label"].to_numpy().copy()  # polars' own cannot be written to
