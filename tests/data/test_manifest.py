@@ -287,7 +287,8 @@ def test_a_million_images_are_indexed_in_a_minute_and_a_gigabyte(kind: str, tmp_
         }
         pl.DataFrame(rows).write_csv("many.csv")
     code = (
-        "import re, sys, time; from pathlib import Path; from agfa.data.catalog import load; start = time.monotonic();"
+        "import re, sys, time; from pathlib import Path; from agfa.data.catalog import load;"
+        "start = time.monotonic();"
         "print(load(sys.argv[1])[0].counts().sum(), time.monotonic() - start,"
         " int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) / 2**20)"
     )
