@@ -247,6 +247,16 @@ def test_names_that_are_no_text(agfa: Agfa, train: Agfa, tiny: Path) -> None:
     assert train(target="sky").status == 0
 
 
+def test_what_is_odd_but_shows_something_passes(tiny: Path) -> None:
+    empty = Image.new("L", (24, 20))
+    save(Image.merge("RGB", (ramp(0, 255, "u1"), empty, empty)), tiny / "ink" / "top" / "red.png")
+    save(ramp(0, 65535, "<u2"), tiny / "ink" / "top" / "deep.tif")
+    save(ramp(0, 255, "f4"), tiny / "ink" / "top" / "float.tif")
+    picture(tiny / "ink" / "top" / "copy.png")
+    shutil.copy(tiny / "ink" / "top" / "copy.png", tiny / "ink" / "top" / "again.png")
+    assert found(tiny) == []
+
+
 def test_too_few_images_to_hold_any_out(agfa: Agfa, train: Agfa, tiny: Path) -> None:
     for path in sorted((tiny / "ink").rglob("*.*")):
         if path.stem != "00":
