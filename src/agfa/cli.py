@@ -102,7 +102,7 @@ def evaluate(model: Path, /, *, data: str, device: str = "cpu") -> None:
 
     Args:
         model: a run's folder, or a .safetensors file in it.
-        data: a folder domain/class/image, or a known dataset's name.
+        data: a folder domain/class/image, a table (CSV, Parquet), hf:OWNER/NAME, or a known dataset's name.
         device: cpu, cuda or mps.
     """
     from agfa.inference.predictor import load
@@ -242,7 +242,7 @@ def check(path: str, /) -> int:
     """Find everything that is wrong with a dataset; exit status 1 if training would fail.
 
     Args:
-        path: a folder domain/class/image, or a known dataset's name.
+        path: a folder domain/class/image, a table (CSV, Parquet), hf:OWNER/NAME, or a known dataset's name.
     """
     from agfa.data import catalog
     from agfa.data.check import check as find_problems

@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 
 from agfa.data import store
+from agfa.data.decode import decode
 from agfa.data.domains import Domain, DomainDataset, from_folder
-from agfa.data.store import decode, open_images, shrink, unreadable_reason
+from agfa.data.store import open_images, shrink
 from agfa.errors import UsageError
 
 RNG = np.random.default_rng(0)
@@ -80,69 +81,6 @@ def test_each_domain_has_its_own_images_in_their_order(tiny: Path) -> None:
             np.testing.assert_array_equal(images[domain.name][i].permute(1, 2, 0), want)
     assert len(images["ink"][4:7]) == 3
     assert torch.equal(images["ink"][4:7][1], images["ink"][5])
-
-
-def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
-    """Images of every mode, and their pixels in RGB."""
-    gray, color, mask = noise(6, 8, 1)[..., 0], noise(6, 8), noise(6, 8, 1)
-    on_white = (color * (mask / 255.0) + 255 * (1 - mask / 255.0)).round().astype(int)
-    palette = Image.fromarray(color).quantize(16)
-    holes = palette.copy()
-    holes.info["transparency"] = 3
-    through = np.asarray(palette.convert("RGB")).copy()
-    through[np.asarray(palette) == 3] = 255
-    wide = (gray.astype(np.uint16) << 8) + 77
-    bits = Image.fromarray(gray > 127)
-    rgb = np.repeat(gray[..., None], 3, axis=2)
-    return {
-        "L": (Image.fromarray(gray), rgb),
-        "RGB": (Image.fromarray(color), color),
-        "RGBA": (Image.fromarray(np.concatenate([color, mask], axis=2), "RGBA"), on_white),
-        "LA": (Image.fromarray(np.stack([gray, np.full_like(gray, 255)], axis=2), "LA"), rgb),
-        "P": (palette, np.asarray(palette.convert("RGB"))),
-        "P, transparent": (holes, through),
-        "16 bit": (Image.fromarray(wide), rgb),
-        "1 bit": (bits, np.repeat((gray > 127)[..., None], 3, axis=2) * 255),
-    }
-
-
-@pytest.mark.parametrize("mode", modes())
-def test_modes(mode: str, tmp_path: Path) -> None:
-    image, want = modes()[mode]
-    keyword = {"transparency": image.info["transparency"]} if "transparency" in image.info else {}
-    image.save(tmp_path / "a.png", **keyword)
-    got = np.asarray(decode(tmp_path / "a.png")).astype(int)
-    assert np.abs(got - want).max() <= 1
-    assert np.asarray(decode(tmp_path / "a.png", channels=1)).shape == (6, 8)
-
-
-def test_other_formats(tmp_path: Path) -> None:
-    color = np.kron(noise(3, 4), np.ones((8, 8, 1), np.uint8))
-    Image.fromarray(color).convert("CMYK").save(tmp_path / "cmyk.tif")
-    np.testing.assert_array_equal(np.asarray(decode(tmp_path / "cmyk.tif")), color)
-    Image.fromarray(color).convert("CMYK").save(tmp_path / "cmyk.jpg", quality=100)
-    assert np.abs(np.asarray(decode(tmp_path / "cmyk.jpg")).astype(int) - color).mean() < 4
-    Image.fromarray(color).save(tmp_path / "a.webp", lossless=True)
-    np.testing.assert_array_equal(np.asarray(decode(tmp_path / "a.webp")), color)
-    wide = (noise(4, 5, 1)[..., 0].astype(np.int32)) << 8
-    Image.fromarray(wide).save(tmp_path / "i.tif")
-    np.testing.assert_array_equal(np.asarray(decode(tmp_path / "i.tif", channels=1)), wide >> 8)
-
-
-def test_exif_turns_the_image_upright(tmp_path: Path) -> None:
-    color = np.kron(noise(2, 3), np.ones((16, 16, 1), np.uint8))
-    for orientation, turned in ((1, color), (3, np.rot90(color, 2)), (6, np.rot90(color)), (8, np.rot90(color, 3))):
-        image = Image.fromarray(np.ascontiguousarray(turned))
-        exif = image.getexif()
-        exif[0x0112] = orientation
-        image.save(tmp_path / f"{orientation}.png", exif=exif)
-        np.testing.assert_array_equal(np.asarray(decode(tmp_path / f"{orientation}.png")), color)
-
-
-def test_animations_give_their_first_frame(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (6, 5), color) for color in ("red", "lime", "blue")]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert np.asarray(decode(tmp_path / "a.gif"))[2, 2].tolist() == [255, 0, 0]
 
 
 # --- the store
@@ -303,15 +241,3 @@ def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch)
     assert store.cache_folder() == Path("/xdg/agfa")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert store.cache_folder() == Path.home() / ".cache" / "agfa"
-
-
-def test_why_a_file_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    assert "No such file" in str(unreadable_reason(path))
-    for content in (b"", b"text\nmore", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM" + bytes(20), b"\xff\xd8\xff"):
-        path.write_bytes(content)
-        reason = unreadable_reason(path)
-        assert reason
-        assert "\n" not in reason
-    Image.fromarray(noise(4, 4)).save(path)
-    assert unreadable_reason(path) is None

@@ -141,7 +141,7 @@ class Benchmark:
             if domain is None:
                 raise UsageError(f"{folder} lacks {place.name!r} of {self.name}; it has {', '.join(by_name)}")
             domains.append(dataclasses.replace(domain, name=place.name))
-        return DomainDataset(self.name, dataset.classes, tuple(domains))
+        return DomainDataset(self.name, dataset.classes, tuple(domains), dataset.root)
 
 
 def data_folder() -> Path:

@@ -8,9 +8,10 @@ from pathlib import Path
 from agfa.data.arrange import by_location
 from agfa.data.benchmark import Benchmark, File, Place, Settings, Source, data_folder
 from agfa.data.digits import digits
-from agfa.data.domains import DomainDataset, from_folder
+from agfa.data.domains import DomainDataset
 from agfa.data.mirrors import DOMAINNET_SOURCES, LILA, MNIST_SOURCES, tsinghua
 from agfa.data.mnist import ANGLES, colored_mnist, rotated_mnist
+from agfa.data.own import HUB, is_table, read_own, split
 from agfa.errors import UsageError, unknown
 
 __all__ = ["BENCHMARKS", "CATALOG", "data_folder", "load"]
@@ -235,11 +236,12 @@ def benchmark(name: str) -> Benchmark:
 
 
 def load(data: str) -> tuple[DomainDataset, Settings]:
-    """The dataset called `data`, or in the folder `data`, and its settings. A folder wins over a name."""
-    path = Path(data).expanduser()
+    """The dataset called `data`, or one's own there (agfa.data.own), and its settings. A folder wins over a name."""
+    path = Path(split(data)[0]).expanduser()
     if data.lower() in CATALOG and not path.is_dir():
         known = CATALOG[data.lower()]
         return known.load(), known.settings
-    if not path.exists() and path.parent == Path():  # a bare word: more likely a name than a path
+    bare = path.parent == Path() and not data.startswith(HUB) and not is_table(data)
+    if bare and not path.exists():  # more likely a name than a path
         raise UsageError(f"no folder here and {unknown('dataset', data, [b.name for b in BENCHMARKS])}")
-    return from_folder(path), Settings()
+    return read_own(data), Settings()

@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agfa.data.benchmark import Benchmark
-from agfa.data.domains import DomainDataset
+from agfa.data.domains import DomainDataset, image_suffixes, is_image, visible_files, visible_folders
+from agfa.data.inspection import Problem, inspect_files
+from agfa.data.sources import printable
 from agfa.data.splits import Roles
-from agfa.data.store import Progress, unreadable_reason
+from agfa.data.store import Progress
 from agfa.errors import UsageError
 
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong. A `fatal` one stops training."""
-
-    where: str
-    what: str
-    remedy: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}; {self.remedy}"
+FEWEST = 3  # images of a domain: of fewer, 20% is none
+FEW = 5  # images of a class in a domain: of fewer, a validation of 20% may have none
 
 
 def check(dataset: DomainDataset, progress: Progress | None = None) -> list[Problem]:
     """Every problem of the dataset as a whole, its files included."""
-    problems = list(_structure(dataset))
-    if len(dataset.domains) == 1:
-        problems.append(
-            Problem(
-                dataset.name,
-                f"has one domain only, {dataset.domains[0].name!r}",
-                "nothing can be held out; add a second domain, or train on all of it without --target",
-                fatal=False,
-            )
-        )
-    return problems + list(_unreadable(dataset, progress))
+    problems = [*_structure(dataset), *_oddities(dataset)]
+    if dataset.root is not None:
+        problems += _strays(dataset.root)
+    return problems + inspect_files(dataset, progress)
 
 
 def compare_counts(dataset: DomainDataset, benchmark: Benchmark) -> list[Problem]:
@@ -110,12 +94,78 @@ def _structure(dataset: DomainDataset) -> Iterator[Problem]:
                 yield Problem(f"{dataset.name}/{names[d]}", f"has no images of class {name!r}", "add some")
 
 
-def _unreadable(dataset: DomainDataset, progress: Progress | None) -> Iterator[Problem]:
-    files = [(d.name, Path(f)) for d in dataset.domains if not isinstance(d.images, np.ndarray) for f in d.images]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = pool.map(unreadable_reason, (path for _, path in files))
-        for done, ((domain, path), reason) in enumerate(zip(files, reasons, strict=True), start=1):
-            if progress is not None:
-                progress(done, len(files))
-            if reason is not None:
-                yield Problem(str(path), reason, f"mend it or remove it from {domain!r}")
+def _oddities(dataset: DomainDataset) -> Iterator[Problem]:
+    """What is probably a mistake but stops nothing: names that are nearly the same, few images, one domain."""
+    for kind, names in (("domains", dataset.domain_names), ("classes", dataset.classes)):
+        alike: dict[str, list[str]] = {}
+        for name in names:
+            alike.setdefault(unicodedata.normalize("NFC", name).strip().casefold(), []).append(name)
+        for group in alike.values():
+            if len(group) > 1:
+                yield Problem(
+                    dataset.name,
+                    f"{kind} {' and '.join(map(repr, group))} differ only by case or spaces",
+                    "give them one name if they are the same",
+                    fatal=False,
+                )
+    for domain in dataset.domains:
+        if 0 < len(domain) < FEWEST:
+            yield Problem(
+                f"{dataset.name}/{domain.name}",
+                f"has only {_count(len(domain), 'image')} in all",
+                "a share of them is to be held out; add some, or remove the domain",
+            )
+    counts = dataset.counts()
+    for d, c in np.argwhere((counts > 0) & (counts < FEW)).tolist():
+        yield Problem(
+            f"{dataset.name}/{dataset.domain_names[d]}",
+            f"has only {_count(int(counts[d, c]), 'image')} of class {dataset.classes[c]!r}",
+            f"with fewer than {FEW}, validation may have none",
+            fatal=False,
+        )
+    if len(dataset.domains) == 1:
+        yield Problem(
+            dataset.name,
+            f"has one domain only, {dataset.domain_names[0]!r}",
+            "nothing can be held out; add a second domain, or train on all of it without --target",
+            fatal=False,
+        )
+
+
+def _strays(root: Path) -> Iterator[Problem]:
+    """Files in the folder domain/class/image that belong to no class, and that training therefore ignores."""
+    suffixes = image_suffixes()
+
+    def loose(folder: Path) -> list[str]:
+        return sorted(f.name for f in folder.iterdir() if is_image(f.name, suffixes) and _is_visible_file(f))
+
+    if names := loose(root):
+        what = f"{_count(len(names), 'image')} in no domain, {printable(names[0])} the first"
+        yield Problem(str(root), what, "ignored; move to DOMAIN/CLASS/", fatal=False)
+    for domain in visible_folders(root):
+        names, classes = loose(domain), visible_folders(domain)
+        if names:
+            what = f"{_count(len(names), 'image')} in no class, {printable(names[0])} the first"
+            yield Problem(str(domain), what, "ignored; move to the folder of the class", fatal=False)
+        elif not classes:
+            what = "has no folders of classes, so it is no domain"
+            yield Problem(str(domain), what, "ignored; add images as CLASS/IMAGE, or remove it", fatal=False)
+        others = [
+            os.path.relpath(Path(parent, name), domain)
+            for folder in classes
+            for parent, name in visible_files(folder)
+            if not is_image(name, suffixes)
+        ]
+        if others:
+            what = f"{_count(len(others), 'file')} not named like an image, {printable(min(others))} the first"
+            yield Problem(
+                str(domain), what, "ignored; if they are images, give them an ending that says so", fatal=False
+            )
+
+
+def _is_visible_file(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}" + ("s" if n != 1 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ def hold_out(domain: Domain, fraction: float, seed: int, stratified: bool = Fals
     Images are ranked by a hash of seed, domain and name: the same on every machine and whatever the
     order of the file system. `stratified` holds out the fraction of each class.
     """
-    rank = np.array([hashlib.sha256(f"{seed}\0{domain.name}\0{key}".encode()).hexdigest() for key in domain.keys])
+    rank = np.array([_rank(f"{seed}\0{domain.name}\0{key}") for key in domain.keys], dtype="S32")
     groups = [np.flatnonzero(domain.labels == c) for c in np.unique(domain.labels)]
     if not stratified:
         groups = [np.arange(len(domain))]
@@ -54,3 +55,8 @@ def hold_out(domain: Domain, fraction: float, seed: int, stratified: bool = Fals
     for group in groups:
         held[group[np.argsort(rank[group], kind="stable")[: round(len(group) * fraction)]]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _rank(name: str) -> bytes:
+    """A hash of a name however its accents are encoded (one system composes them, another does not)."""
+    return hashlib.sha256(unicodedata.normalize("NFC", name).encode(errors="surrogateescape")).digest()

@@ -17,42 +17,20 @@ from typing import overload
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
+from agfa.data.decode import MODES, decode, reason
 from agfa.data.domains import DomainDataset, IntArray, Pixels
+from agfa.data.sources import Source, printable, stamp
 from agfa.errors import UsageError
 from agfa.files import writing
 
 MARGIN = 1.2
-MODES = {1: "L", 3: "RGB"}
 FORMAT = 1  # raise it when what is stored changes
 
 Images = Sequence[Tensor]  # of one domain: uint8, channels x height x width each
 Progress = Callable[[int, int], None]  # (images done, images in all)
-
-
-def decode(path: Path, channels: int = 3) -> Image.Image:
-    """Read an image file upright, in `channels` channels: 16 bit scaled to 8, transparency laid on white.
-
-    Raises:
-        OSError, ValueError, SyntaxError, DecompressionBombError: as Pillow does, when it cannot be read whole.
-    """
-    with Image.open(path) as opened:
-        opened.load()
-        return normalise(opened, channels)
-
-
-def normalise(image: Image.Image, channels: int = 3) -> Image.Image:
-    """An image upright, in 8 bits and `channels` channels."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image.convert(MODES[channels])
 
 
 def shrink(image: Image.Image, image_size: int) -> Image.Image:
@@ -134,9 +112,10 @@ def _key(dataset: DomainDataset, image_size: int, channels: int) -> str:
     """A digest of all that decides the pixels: the files, by name, size and time, and the settings."""
     digest = hashlib.sha256(f"{FORMAT} {image_size} {channels} {MARGIN}".encode())
     for domain in dataset.domains:
-        for key, path in zip(domain.keys, domain.images, strict=True):
-            status = os.stat(path)  # noqa: PTH116
-            digest.update(f"\0{domain.name}/{key}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        if isinstance(domain.images, np.ndarray):
+            continue
+        for key, image in zip(domain.keys, domain.images, strict=True):
+            digest.update(f"\0{domain.name}/{key}\0{stamp(image)}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
@@ -145,22 +124,22 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    paths = [Path(image) for domain in dataset.domains for image in domain.images]
+    files = [f for domain in dataset.domains if not isinstance(domain.images, np.ndarray) for f in domain.images]
     sizes: list[tuple[int, int]] = []
     unreadable: list[str] = []
     try:
         with writing(draft / "pixels.u8"), (draft / "pixels.u8").open("wb") as file:
-            for path, pixels in zip(paths, _decode_all(paths, image_size, channels), strict=True):
+            for source, pixels in zip(files, _decode_all(files, image_size, channels), strict=True):
                 if isinstance(pixels, str):
-                    unreadable.append(f"{path} ({pixels})")
+                    unreadable.append(f"{printable(str(source))} ({pixels})")
                 else:
                     file.write(pixels.tobytes())
                     sizes.append(pixels.shape[:2])
                 if progress is not None:
-                    progress(len(sizes) + len(unreadable), len(paths))
+                    progress(len(sizes) + len(unreadable), len(files))
         if unreadable:
             raise UsageError(
-                f"{len(unreadable)} of {len(paths)} images cannot be read, the first is {unreadable[0]}; "
+                f"{len(unreadable)} of {len(files)} images cannot be read, the first is {unreadable[0]}; "
                 "mend or remove them (agfa data check names them all)"
             )
         with writing(draft / "sizes.npy"):
@@ -175,32 +154,15 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _decode_all(paths: list[Path], image_size: int, channels: int) -> Iterator[Pixels | str]:
+def _decode_all(files: list[Source], image_size: int, channels: int) -> Iterator[Pixels | str]:
     """Pixels, or why there are none, of each file in order. Pillow decodes outside Python's lock."""
 
-    def pixels_of(path: Path) -> Pixels | str:
+    def pixels_of(source: Source) -> Pixels | str:
         try:
-            return np.atleast_3d(np.asarray(shrink(decode(path, channels), image_size)))
+            return np.atleast_3d(np.asarray(shrink(decode(source, channels), image_size)))
         except Exception as error:
             return reason(error)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(paths), 256):  # a bounded number in memory
-            yield from pool.map(pixels_of, paths[start : start + 256])
-
-
-def unreadable_reason(path: Path) -> str | None:
-    """Why the file is not an image that can be read whole; None when it is."""
-    try:
-        decode(path)
-    except Exception as error:
-        return reason(error)
-    return None
-
-
-def reason(error: Exception) -> str:
-    """One line of why an image could not be read; Pillow's plugins raise nearly anything on a damaged file."""
-    text = str(error).splitlines()
-    if isinstance(error, UnidentifiedImageError) or not text:
-        return "not an image" if text else type(error).__name__
-    return text[0]
+        for start in range(0, len(files), 256):  # a bounded number in memory
+            yield from pool.map(pixels_of, files[start : start + 256])

@@ -17,7 +17,8 @@ from agfa.algorithms.base import Network
 from agfa.data.augment import crop_resize, whole_boxes
 from agfa.data.batches import Part, to_unit
 from agfa.data.catalog import load as load_dataset
-from agfa.data.store import Progress, decode, normalise, open_images, reason, shrink
+from agfa.data.decode import decode, normalise, reason
+from agfa.data.store import Progress, open_images, shrink
 from agfa.errors import UsageError
 from agfa.nn.heads import BayesianLinear, Predictive
 from agfa.training import model_file

@@ -20,7 +20,7 @@ Channels = Annotated[
 class TrainConfig(BaseModel, extra="forbid", frozen=True):
     """A training run. What is None takes the dataset's setting (agfa.data.catalog) or follows from the rest."""
 
-    data: str | None = Field(None, description="a folder domain/class/image, or a known dataset's name")
+    data: str | None = Field(None, description="a folder domain/class/image, a table, hf:OWNER/NAME, or a known name")
     target: tuple[str, ...] = Field((), description="domains to hold out; the rest are sources")
     source: tuple[str, ...] = Field((), description="domains to train on; the rest are held out")
     algorithm: str = Field("agfa", description="the method; `agfa algorithms` lists them")

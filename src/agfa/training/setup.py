@@ -12,6 +12,7 @@ from agfa.algorithms.base import Algorithm, Problem
 from agfa.data import catalog
 from agfa.data.batches import Part
 from agfa.data.domains import DomainDataset
+from agfa.data.own import FORMS
 from agfa.data.splits import Roles, assign_roles, hold_out
 from agfa.data.store import Images
 from agfa.errors import UsageError
@@ -22,9 +23,7 @@ from agfa.training.config import CompleteConfig, TrainConfig, parse
 def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]:
     """Fill in what is left open, from the dataset's settings and the method's defaults, and check the rest."""
     if config.data is None:
-        raise UsageError(
-            f"say what to train on: --data with a folder domain/class/image, or one of {', '.join(catalog.CATALOG)}"
-        )
+        raise UsageError(f"say what to train on: --data with {FORMS}, or one of {', '.join(catalog.CATALOG)}")
     dataset, settings = catalog.load(config.data)
     roles = assign_roles(dataset, config.target, config.source)
     recipe = algorithms.get(config.algorithm)
