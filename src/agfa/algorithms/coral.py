@@ -26,7 +26,9 @@ from agfa.data.batches import Batch
 class Hparams(BaseHparams, frozen=True):
     """CORAL's hyperparameters, default and search as in DomainBed's settings."""
 
-    penalty_weight: Annotated[float, LogUniform(0.1, 10)] = Field(1.0, ge=0, description="γ")
+    penalty_weight: Annotated[float, LogUniform(0.1, 10)] = Field(
+        1.0, ge=0, description="γ, weight of the distance; 0: ERM"
+    )
 
 
 class CORAL(Algorithm):

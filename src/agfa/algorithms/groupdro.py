@@ -56,8 +56,8 @@ class GroupDRO(Algorithm):
         """A step of the weights, and one of Adam on the risks that they weigh."""
         losses = F.cross_entropy(self.network(batch.images), batch.labels, reduction="none")
         risks = torch.stack([domain.mean() for domain in losses.split_with_sizes(batch.sizes)])
-        descend(-self.log_weights @ risks.detach(), backward, self.optimizers["weights"])
+        descend(-(self.log_weights * risks.detach()).sum(), backward, self.optimizers["weights"])
         q = self.log_weights.detach().softmax(0)
-        loss = q @ risks
+        loss = (q * risks).sum()
         descend(loss, backward, self.optimizers["model"])
         return detached(nll=losses.mean(), weighted=loss, largest_weight=q.max())

@@ -39,7 +39,7 @@ class InterDomainMixup(Algorithm):
 
     name = "imixup"
     title = "cross-entropy on mixtures of images, and labels, of two domains"
-    paper = "Xu et al. 2020, Yan et al. 2020, Wang et al. 2020"
+    paper = "Xu et al., Yan et al., Wang et al. 2020"
     hparams_type = Hparams
     needs_domains = True
     min_domains = 2

@@ -32,7 +32,9 @@ from agfa.data.batches import Batch
 class Hparams(BaseHparams, frozen=True):
     """IRM's hyperparameters, defaults and searches as in DomainBed's settings."""
 
-    penalty_weight: Annotated[float, LogUniform(1e-1, 1e5)] = Field(100.0, ge=0, description="λ")
+    penalty_weight: Annotated[float, LogUniform(1e-1, 1e5)] = Field(
+        100.0, ge=0, description="λ, weight of the penalty; 0: ERM"
+    )
     warmup_steps: Annotated[int, LogUniform(1, 1e4, whole=True)] = Field(
         500, ge=0, description="steps in which the penalty weighs no more than 1"
     )

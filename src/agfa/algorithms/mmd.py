@@ -29,7 +29,9 @@ BANDWIDTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 class Hparams(BaseHparams, frozen=True):
     """MMD's hyperparameters, default and search as in DomainBed's settings."""
 
-    penalty_weight: Annotated[float, LogUniform(0.1, 10)] = Field(1.0, ge=0, description="γ")
+    penalty_weight: Annotated[float, LogUniform(0.1, 10)] = Field(
+        1.0, ge=0, description="γ, weight of the discrepancy; 0: ERM"
+    )
 
 
 class MMD(Algorithm):

@@ -30,7 +30,9 @@ from agfa.data.batches import Batch
 class Hparams(BaseHparams, frozen=True):
     """V-REx's hyperparameters, defaults and searches as in DomainBed's settings."""
 
-    penalty_weight: Annotated[float, LogUniform(1e-1, 1e5)] = Field(10.0, ge=0, description="β")
+    penalty_weight: Annotated[float, LogUniform(1e-1, 1e5)] = Field(
+        10.0, ge=0, description="β, weight of the variance; 0: ERM"
+    )
     warmup_steps: Annotated[int, LogUniform(1, 1e4, whole=True)] = Field(
         500, ge=0, description="steps in which the penalty weighs no more than 1"
     )
