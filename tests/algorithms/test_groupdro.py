@@ -70,10 +70,15 @@ def test_weights_are_saved_but_not_shipped_and_a_resumed_run_ends_with_the_same_
 
 
 def test_autocast_leaves_losses_and_weights_in_float32():
-    plain, shown = in_bfloat16(build("groupdro", eta=0.5), batch((16, 16, 16)))
+    data = batch((16, 16, 16))
+    plain, shown = in_bfloat16(build("groupdro", eta=0.5), data)
     for key, value in shown.items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, plain[key], rtol=0.02, atol=0)
+    algorithm = build("groupdro", eta=0.5).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        shown = update(algorithm, data._replace(images=data.images.float()))
+    torch.testing.assert_close(algorithm.log_weights.detach().mean(), 0.5 * shown["nll"], rtol=1e-6, atol=0)
 
 
 def test_a_weight_that_has_all_but_vanished_comes_back():

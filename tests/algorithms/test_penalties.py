@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agfa.algorithms import get
+from agfa.algorithms.coral import distance
 from agfa.algorithms.irm import scale_derivative, squared_mean
-from agfa.algorithms.mmd import gaussian
+from agfa.algorithms.mmd import discrepancy, gaussian
 from agfa.data.batches import Batch
 from support_methods import (
     SIZES,
@@ -151,6 +152,14 @@ def test_only_irm_has_something_to_do_with_a_single_domain():
     assert {name for name in METHODS if get(name).method.min_domains == 1} == {"irm"}
     data, algorithm = batch((6,)), build("irm", 1, **settings("irm", 7.0))
     assert update(algorithm, data)["penalty"] != 0
+
+
+@pytest.mark.parametrize("penalty", [distance, discrepancy], ids=["coral", "mmd"])
+def test_statistics_are_taken_in_float32_under_autocast(penalty):
+    features = torch.rand(12, 32, generator=torch.Generator().manual_seed(0))
+    wanted = penalty(features, (5, 4, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(penalty(features, (5, 4, 3)), wanted)
 
 
 # Warm-up ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Features phi of every two domains should have the same distribution, in the kern
     K_de = mean over images i of d and j of e of  Σ_g exp(-g·|phi_i - phi_j|²),    g = 0.001, 0.01, ..., 1000,
 
 where R is ERM's risk. This is DomainBed's MMD, which the tables compare with: the paper also has an autoencoder and
-an adversarial prior. Over all pairs of D domains the mean is 2/(D-1)·Σ_d (K_dd - mean_e K_de).
+an adversarial prior. Over all pairs of D domains the mean is 2·D/(D-1)·(mean_d K_dd - mean_de K_de).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def discrepancy(features: Tensor, sizes: tuple[int, ...]) -> Tensor:
     kernels = gaussian(features).split_with_sizes(sizes)
     k = torch.stack([block.mean() for rows in kernels for block in rows.split_with_sizes(sizes, dim=1)])
     k = k.view(len(sizes), len(sizes))
-    return 2 / (len(sizes) - 1) * (k.diagonal() - k.mean(1)).sum()
+    return 2 * len(sizes) / (len(sizes) - 1) * (k.diagonal().mean() - k.mean())
 
 
 def gaussian(features: Tensor) -> Tensor:
