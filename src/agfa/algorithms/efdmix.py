@@ -9,7 +9,7 @@ With x_τ1 <= x_τ2 <= ... the sorted values of a channel of x, and x~_κ1 <= x~
 where <.> is a constant to the gradient. Values that are equal (most are 0 after a ReLU) are ranked by their place, in
 every run alike.
 
-The hyperparameters are MixStyle's, with the same values, as in the paper, and no search was published. The authors' runs
+The hyperparameters are MixStyle's, with the same values, as in the paper; no search was published. The authors' runs
 mix with another domain where there are several sources (`mix: crossdomain`), after stages 1 to 3 of a ResNet-18 and 1
 and 2 of a ResNet-50; here the default is what works with one source too. With p = 0 this is ERM.
 """
