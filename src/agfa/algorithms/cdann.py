@@ -39,7 +39,7 @@ class CDANN(DANN):
         given = features + self.discriminator["classes"](labels)
         return self.discriminator["domains"](given)  # type: ignore[no-any-return]  # nn.Module's call is Any
 
-    def weights(self, labels: Tensor) -> Tensor:
-        """w, what each image counts in L_d."""
+    def divisors(self, labels: Tensor) -> Tensor:
+        """1/w: by what to divide each image's loss, so that classes count the same."""
         counts = F.one_hot(labels, self.problem.n_classes).sum(0)
-        return 1 / (counts[labels] * (counts > 0).sum())
+        return counts[labels] * (counts > 0).sum()

@@ -95,7 +95,7 @@ class DANN(Algorithm):
     def discriminator_loss(self, features: Tensor, labels: Tensor, domains: Tensor) -> Tensor:
         """L_d: how badly the discriminator tells the sources, and its penalty."""
         losses = F.cross_entropy(self.discriminate(features, labels), domains, reduction="none")
-        loss = (self.weights(labels) * losses).sum()
+        loss = (losses / self.divisors(labels)).sum()
         if self.hparams.gradient_penalty:
             (gradient,) = torch.autograd.grad(losses.sum(), features, create_graph=True)
             loss = loss + self.hparams.gradient_penalty * gradient.square().sum(1).mean()
@@ -105,6 +105,6 @@ class DANN(Algorithm):
         """The logits of D, which does not see the classes here."""
         return self.discriminator(features)  # type: ignore[no-any-return]  # nn.Module's call is Any
 
-    def weights(self, labels: Tensor) -> Tensor | float:
-        """What each image counts in L_d: the same."""
-        return 1 / len(labels)
+    def divisors(self, labels: Tensor) -> Tensor | int:
+        """By what to divide each image's loss, so that all count the same."""
+        return len(labels)

@@ -69,9 +69,9 @@ class RSC(Algorithm):
         return detached(nll=loss)
 
     def classify(self, z: Tensor, x: Tensor) -> Tensor:
-        """h, from features or maps to logits."""
-        features = onward(self.network.backbone, self.hparams.stage, z, x)
-        return self.network.head(features)  # type: ignore[no-any-return]  # nn.Module's call is Any
+        """h, from features or maps to logits, in full precision."""
+        logits: Tensor = self.network.head(onward(self.network.backbone, self.hparams.stage, z, x))
+        return logits.to(z.dtype)
 
     def mask(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """m, True where z is kept."""
@@ -96,6 +96,5 @@ def relevance(z: Tensor, gradient: Tensor) -> Tensor:
 
 def largest(values: Tensor, share: float) -> Tensor:
     """True at the largest `share` of each row's values."""
-    flat = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-    flat = flat.flatten(1)
+    flat = values.flatten(1)
     return (flat > flat.quantile(1 - share, dim=1, keepdim=True)).view_as(values)

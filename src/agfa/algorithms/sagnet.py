@@ -90,11 +90,11 @@ class SagNet(Algorithm):
         return detached(nll=content, style=style, adversary=adversary)
 
     def style_logits(self, maps: Tensor, x: Tensor) -> Tensor:
-        """s, what the style network says of maps."""
+        """s, what the style network says of maps, in full precision."""
         features = maps
         if isinstance(self.style_backbone, Backbone):
             features = onward(self.style_backbone, self.hparams.stage, maps, x)
-        return self.style_head(features)  # type: ignore[no-any-return]  # nn.Module's call is Any
+        return self.style_head(features).to(maps.dtype)  # type: ignore[no-any-return]  # nn.Module's call is Any
 
 
 def randomise_style(z: Tensor) -> Tensor:
