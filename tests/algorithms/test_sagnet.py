@@ -48,6 +48,17 @@ def test_randomisations_are_those_of_the_paper(shape):
             np.testing.assert_allclose(found, np.sqrt(var + EPS) * content + mean, rtol=1e-9)
 
 
+def test_gradient_goes_to_the_style_and_not_to_the_content():
+    """All contents being alike, what an image's own style gets is all that there is."""
+    z = torch.randn(1, 3, 4, 2, dtype=torch.float64).repeat(4, 1, 1, 1).requires_grad_()
+    upstream = torch.randn(4, 3, 4, 2, dtype=torch.float64)
+    (found,) = torch.autograd.grad((randomise_content(z) * upstream).sum(), z)
+    variance, mean = torch.var_mean(z, dim=(2, 3), keepdim=True)
+    content = ((z - mean) / (variance + EPS).sqrt()).detach()
+    (wanted,) = torch.autograd.grad(((content * (variance + EPS).sqrt() + mean) * upstream).sum(), z)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_maps_of_one_place_have_no_spread_but_a_mean():
     z = torch.rand(4, 3, 1, 1)
     assert randomise_style(z).isfinite().all()
