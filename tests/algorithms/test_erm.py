@@ -62,3 +62,14 @@ def test_autocast_leaves_the_loss_in_float32():
         shown = algorithm.update(Batch(data.images.float(), data.labels, data.domains, data.sizes), plain_backward)
     assert shown["nll"].dtype == torch.float32
     assert shown["nll"].isfinite()
+
+
+def test_a_second_pass_under_autocast_uses_the_weights_that_the_first_step_left():
+    """Autocast keeps casts of weights for as long as it lasts, steps of the optimiser or not."""
+    algorithm, data = build(lr=0.1).float(), batch()
+    x = data.images.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        algorithm.update(Batch(x, data.labels, data.domains, data.sizes), plain_backward)
+        within = algorithm.network(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(within, algorithm.network(x))

