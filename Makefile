@@ -18,7 +18,7 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (once; PyTorch is several GB, this takes a few minutes)"
 	$(PYTHON) -c 'import sys; sys.exit("agfa needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,ray,export,serve,dev]'
 	@touch $@
 
 demo: $(BIN)/.ready

@@ -67,7 +67,8 @@ def test_every_command_has_help(command: tuple[str, ...], agfa: Agfa) -> None:
 
 
 def test_every_command_is_tested_here() -> None:
-    from agfa.cli import app, data_app
+    from agfa.cli.app import app
+    from agfa.cli.data import app as data_app
 
     def names(of: object) -> set[str]:
         return {name for name in of if not name.startswith("-")}  # type: ignore[attr-defined]

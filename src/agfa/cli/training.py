@@ -1,0 +1,111 @@
+"""`agfa demo`, `train`, `algorithms`: from data to a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from agfa.cli.app import app
+from agfa.cli.show import percent, table
+from agfa.training.config import TrainConfig, parse, read
+
+NOTHING = TrainConfig()  # no setting given
+
+
+@app.command
+def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
+    """Train ERM, SWAD and AGFA on three digit domains, test on the fourth, and write a report.
+
+    Args:
+        out: where the runs and report.html go; the same command goes on where it stopped.
+        seeds: trainings of each method.
+    """
+    from agfa.benchmark.demo import run_demo
+    from agfa.training.progress import Display
+
+    rows, report = run_demo(out, seeds, Display())
+    table(
+        ("method", "unseen domain", "source validation", "seeds", "seconds a training"),
+        [
+            (
+                row.method,
+                percent(row.mean) + ("" if row.standard_error is None else f" ± {percent(row.standard_error)}"),
+                percent(row.source_accuracy),
+                row.seeds,
+                f"{row.seconds:.0f}",
+            )
+            for row in rows
+        ],
+    )
+    print("accuracy in percent, mean ± standard error over seeds")
+    print(f"report: {report.resolve()}")
+
+
+@app.command
+def train(
+    *,
+    config: Path | None = None,
+    settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=(), consume_multiple=True)] = NOTHING,
+) -> None:
+    """Train a model: hold --target out, or train on --source alone, or (neither) on every domain.
+
+    The same command resumes a run that was stopped.
+
+    Args:
+        config: a YAML file of these settings (a run's config.yaml, say); flags override it.
+    """
+    from agfa.training.processes import is_first_process
+    from agfa.training.progress import Display
+    from agfa.training.trainer import train as run
+
+    given = settings.model_dump(exclude_unset=True)
+    in_file = parse(read(config), TrainConfig, str(config)).model_dump(exclude_unset=True) if config else {}
+    if given.keys() & {"target", "source"}:  # a complete configuration says both
+        in_file = {key: value for key, value in in_file.items() if key not in ("target", "source")}
+    merged = {**in_file, **given, "hparams": {**in_file.get("hparams", {}), **given.get("hparams", {})}}
+    finished = run(parse(merged, TrainConfig), Display())
+    if not is_first_process():
+        return
+    rows = [
+        (model, "yes" if model == finished.config.chosen else "", domain, f"{role} {split}", f"{score.accuracy:.1%}")
+        for model, scores in finished.scores.items()
+        for (role, domain, split), score in scores.items()
+    ]
+    table(("model", "selected", "domain", "images", "accuracy"), rows)
+    if "oracle" in finished.scores:
+        print("oracle is the best model on 20% of the target's labels: cheating, for comparison only")
+    print(f"model: {finished.folder / 'model.safetensors'}")
+
+
+@app.command
+def algorithms(name: str | None = None, /) -> None:
+    """List the methods; or show one, with its equation and its hyperparameters.
+
+    Args:
+        name: a method.
+    """
+    from agfa import algorithms as methods
+    from agfa.algorithms.search import distributions
+
+    if name is None:
+        known = [methods.get(name) for name in methods.recipes()]
+        header = ("name", "paper", "what it does", "domain labels", "least sources", "averaging")
+        listed = [
+            (r.name, m.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
+            for r in known
+            for m in [r.method]
+        ]
+        table(header, listed)
+        return
+    recipe = methods.get(name)
+    kind = recipe.method.hparams_type
+    print(sys.modules[recipe.method.__module__].__doc__)
+    drawn = distributions(kind)
+    rows = [
+        (key, recipe.preset.get(key, f.default), drawn.get(key, ""), f.description)
+        for key, f in kind.model_fields.items()
+    ]
+    table(("hyperparameter", "default", "random search", "meaning"), rows)
