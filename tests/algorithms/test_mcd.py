@@ -106,7 +106,7 @@ def test_each_step_moves_its_own_players():
 def test_steps_go_down_what_they_should():
     """With plain gradient descent; Adam's moments carry step A's direction on into the first ones of C."""
     algorithm, data = build("mcd"), batch()
-    algorithm.optimizers = {key: SGD(o.param_groups[0]["params"], 0.03) for key, o in algorithm.optimizers.items()}
+    algorithm.optimizers = {key: SGD(o.param_groups[0]["params"], 1e-4) for key, o in algorithm.optimizers.items()}
     before_a, before_b, *rest = [
         transcribed(move.algorithm.network, data, target=0) for move in moves(algorithm, data)
     ]
