@@ -179,7 +179,7 @@ def test_autocast_changes_little():
     torch.testing.assert_close(cast["consistency"], plain["consistency"], rtol=0.1, atol=0)
 
 
-def test_defaults_are_the_published_ones():
+def test_defaults_are_those_of_the_authors_code():
     h = get("fact").hparams({})
     assert (h.alpha, h.ratio, h.consistency, h.temperature, h.momentum, h.warmup) == (1, 1, 2, 10, 0.9995, 0.1)
     assert (get("fact+swad").method.name, get("fact+swad").averaging) == ("fact", "swad")

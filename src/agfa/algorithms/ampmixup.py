@@ -8,9 +8,9 @@ What an image shows is in its phase, how it looks in its amplitude. So amplitude
 F the spectrum, x' another image of the minibatch, of any domain, by one random permutation; w a crop around the
 frequency zero, of `ratio` of the spectrum, all of it by default as in the paper. With α = 0 it is ERM.
 
-As in the authors' code the two losses are halved (the paper adds them), and x̂ is clipped to [0, 1], which they also
-round down to 1/255. They draw x' from the domains at even odds, and one l for a pair that takes each other's
-amplitudes; here l is drawn for each image. A phase of rounding noise counts as 0 (`agfa.nn.spectrum`).
+As in the authors' code the two losses are halved, and x̂ is clipped to [0, 1]; theirs is also rounded down to 1/255.
+They draw x' from the domains at even odds, and one l for a pair that takes each other's amplitudes; here l is drawn
+for each image. A phase of rounding noise counts as 0 (`agfa.nn.spectrum`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agfa.nn.spectrum import central_window, decompose, recompose
 
 
 class Hparams(BaseHparams, frozen=True):
-    """FACT's published values: those for PACS and Digits-DG are the defaults, that for OfficeHome is searched too."""
+    """The value of the authors' code, for PACS; the search adds the paper's for OfficeHome."""
 
     alpha: Annotated[float, Choice((0.2, 1.0))] = Field(
         1.0, ge=0, le=1, description="largest share of the other image's amplitude; 0: nothing is mixed"

@@ -37,7 +37,7 @@ from agfa.nn.generators import reverse_gradient
 
 
 class Hparams(BaseHparams, frozen=True):
-    """Weights as in the authors' code, without a search as none was published; rates as in DomainBed's DANN."""
+    """Weights as in the authors' code, which has no search; the players' rate as DomainBed's of a discriminator."""
 
     adversary: float = Field(0.1, ge=0, description="weight λ_D of the discriminator that is fought")
     agreement: float = Field(0.05, ge=0, description="weight λ_T of other sources' classifiers")
@@ -104,5 +104,6 @@ def player(n_in: int, n_out: int) -> nn.Sequential:
 
 def balanced(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in which all targets that there are count the same."""
-    counts = F.one_hot(targets, logits.shape[1]).sum(0)
-    return F.cross_entropy(logits, targets, weight=1 / counts.clamp(min=1).to(logits.dtype))
+    counts = F.one_hot(targets, logits.shape[1]).sum(0).clamp(min=1)
+    weight = 1 / counts.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, weight)

@@ -9,8 +9,8 @@ Amplitude mixup (x̂, `agfa algorithms ampmixup`) and a teacher, whose opinion o
 
 θ predicts, is averaged and is shipped: it is the one that the authors' code evaluates, selects and saves, so their
 published figures are the student's. The teacher τ has parameters alone averaged, as there; it sees the images in
-training mode as θ does, so its batch-norm statistics, where they are not frozen, are its own. Its passes have no
-gradient, and cost about a third of a step on top of `ampmixup`. With α = 0 and β = 0 it is ERM.
+training mode as θ does, so its batch-norm statistics, where they are not frozen, are its own. With α = 0 and β = 0
+this is ERM.
 
 The authors' r goes up by epochs, for 5 of 50, as here by steps; their rates, for plain gradient descent, are not
 taken over.
@@ -36,7 +36,7 @@ from agfa.nn.backbones import Backbone
 
 
 class Hparams(ampmixup.Hparams, frozen=True):
-    """The published values: β as for PACS and Digits-DG by default, as for OfficeHome (200) in the search too."""
+    """The values of the authors' code, for PACS; the search adds the paper's for OfficeHome."""
 
     consistency: Annotated[float, Choice((2.0, 200.0))] = Field(
         2.0, ge=0, description="weight β of agreement with the teacher; 0: amplitude mixup alone"
