@@ -105,7 +105,7 @@ class MASF(Algorithm):
 
     def inner_step(self, gradient: Tensor) -> Tensor:
         """θ' - θ, of plain gradient descent."""
-        shrunk = (CLIP / gradient.norm()).clamp(max=1)
+        shrunk: Tensor = (CLIP / gradient.norm()).clamp(max=1)
         return -(self.hparams.inner_lr or self.hparams.lr) * shrunk * gradient
 
     def outputs_at(self, parameters: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
