@@ -2,11 +2,15 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from agfa import algorithms
 from agfa.cli import app
+from support_methods import SIZES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,6 +39,22 @@ def commands() -> list:
 def test_python_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs", "exec"), {"__name__": "docs"})
+
+
+def test_the_method_that_is_added_passes_its_own_tests(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "methods.md").read_text()
+    method, tests = (dedent(block) for block in re.findall(r"^   ```python\n(.*?)^   ```", page, re.M | re.S))
+    (tmp_path / "focal.py").write_text(method, encoding="utf-8")
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "agfa.algorithms.focal", None)  # so that it is forgotten in the end
+    del sys.modules["agfa.algorithms.focal"]
+    space: dict = {}
+    exec(compile(tests, "docs", "exec"), space)
+    for sizes in SIZES:
+        space["test_loss_is_that_of_the_equation"](sizes)
+    space["test_gradient_agrees_with_finite_differences"]()
+    space["test_gamma_zero_is_erm"]()
+    assert max(map(len, [*method.splitlines(), *tests.splitlines()])) <= 118
 
 
 @pytest.mark.parametrize("line", commands())

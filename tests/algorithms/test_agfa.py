@@ -120,6 +120,31 @@ def test_losses_of_a_step_are_those_of_algorithm_1(schedule, channels, size, giv
     assert not any(value.requires_grad for value in shown.values())
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("eta", "parts"), [(0.5, ["backbone"]), (0.0, ["backbone", "head"])])
+def test_gradient_of_the_model_agrees_with_finite_differences(schedule, eta, parts):
+    """Of -ELBO/N + eta·SMCD along the features, and of -ELBO/N along the posterior, a constant to SMCD, too."""
+    algorithm, data, losses, step = build(schedule=schedule, eta=eta, lr=1e-14), batch(), [], 1e-7
+    torch.manual_seed(8)
+    parameters = [p for part in parts for p in getattr(algorithm.network, part).parameters()]
+    direction = [torch.randn_like(p) for p in parameters]
+
+    def backward(loss, along):
+        plain_backward(loss, along)
+        losses.append((loss.item(), [p.grad.clone() for p in parameters]))
+
+    for moved in (0, step, -2 * step):
+        with torch.no_grad():
+            for p, d in zip(parameters, direction, strict=True):
+                p += moved * d
+        torch.manual_seed(3)
+        algorithm.update(data, backward)  # which moves next to nothing
+    each = len(losses) // 3
+    (_, found), (above, _), (below, _) = losses[::each]
+    slope = sum((g * d).sum().item() for g, d in zip(found, direction, strict=True))
+    assert slope == pytest.approx((above - below) / (2 * step), rel=1e-4)
+
+
 @pytest.mark.parametrize("eta", [0.01, 0.5, 10.0])
 def test_alternating_is_a_model_step_and_then_a_generator_step_at_the_new_model(eta):
     """Lines 5 to 8 by hand; the second step differs if it is taken at the old theta."""

@@ -13,6 +13,8 @@ from agfa.algorithms.base import Problem, plain_backward
 from agfa.algorithms.erm import ERM
 from agfa.data.batches import Batch
 from agfa.nn.backbones import Backbone, ConvNet
+from support_methods import build as build_tiny
+from support_methods import slopes
 
 
 def build(lr: float = 1e-2) -> ERM:
@@ -47,6 +49,11 @@ def test_steps_are_those_of_adam_on_the_mean_cross_entropy(n):
         assert not shown["nll"].requires_grad
     for mine, theirs in zip(algorithm.network.parameters(), manual.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_gradient_agrees_with_finite_differences():
+    by_gradient, by_differences = slopes(build_tiny("erm", 2), batch())
+    assert by_gradient == pytest.approx(by_differences, rel=1e-5)
 
 
 def test_every_parameter_of_the_network_is_optimised_once_without_weight_decay():

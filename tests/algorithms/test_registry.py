@@ -79,6 +79,42 @@ def test_searches_draw_within_their_range_and_the_same_for_a_seed():
         assert draw(kind, 0) != draw(kind, 1)
 
 
+MODEL = {"lr": LogUniform(1e-5, 10**-3.5), "weight_decay": LogUniform(1e-6, 1e-2)}
+ADVERSARY = {
+    "strength": LogUniform(1e-2, 1e2),
+    "discriminator_lr": LogUniform(1e-5, 10**-3.5),
+    "discriminator_weight_decay": LogUniform(1e-6, 1e-2),
+    "discriminator_steps": LogUniform(1, 8, whole=True),
+    "gradient_penalty": LogUniform(1e-2, 1e1),
+    "beta1": Choice((0.0, 0.5)),
+    "width": LogUniform(64, 1024, whole=True),
+    "depth": Choice((3, 4, 5)),
+    "dropout": Choice((0.0, 0.1, 0.5)),
+}
+WARMED_UP = {"penalty_weight": LogUniform(1e-1, 1e5), "warmup_steps": LogUniform(1, 1e4, whole=True)}
+DOMAINBED = {  # its hparams_registry.py at b93c22a, for photographs
+    "erm": {},
+    "irm": WARMED_UP,
+    "groupdro": {"eta": LogUniform(1e-3, 1e-1)},
+    "imixup": {"alpha": LogUniform(1e-1, 1e1)},
+    "mldg": {"beta": LogUniform(1e-1, 1e1), "meta_test": Choice((1, 2))},
+    "coral": {"penalty_weight": LogUniform(1e-1, 1e1)},
+    "mmd": {"penalty_weight": LogUniform(1e-1, 1e1)},
+    "dann": ADVERSARY,
+    "cdann": ADVERSARY,
+    "mtl": {"ema": Choice((0.5, 0.9, 0.99, 1.0))},
+    "sagnet": {"strength": LogUniform(1e-2, 1e1)},
+    "arm": {},
+    "vrex": WARMED_UP,
+    "rsc": {"drop": Uniform(0, 0.5), "batch": Uniform(0, 0.5)},
+}
+
+
+@pytest.mark.parametrize("name", DOMAINBED)
+def test_searches_are_those_of_domainbed(name):
+    assert distributions(get(name).method.hparams_type) == {**MODEL, **DOMAINBED[name]}
+
+
 def test_log_uniform_draws_every_magnitude_as_often():
     rng = np.random.default_rng(0)
     where = LogUniform(1e-4, 1e0)
@@ -93,9 +129,14 @@ def test_unknown_name_suggests_the_nearest(wrong, nearest):
         get(wrong)
 
 
-@pytest.mark.parametrize("wrong", ["base", "something else"])
-def test_name_like_no_other_lists_them_all(wrong):
-    with pytest.raises(UsageError, match=r"there are: .*agfa.*erm"):
+def test_name_like_no_other_lists_the_first():
+    with pytest.raises(UsageError, match=r"there are: agfa, .*, arm, .* and \d+ more"):
+        get("something else")
+
+
+@pytest.mark.parametrize("wrong", ["base", "presets", "search"])
+def test_files_that_are_no_method_are_not_one_by_name(wrong):
+    with pytest.raises(UsageError, match=f"unknown algorithm '{wrong}'"):
         get(wrong)
 
 

@@ -15,7 +15,7 @@ gradients from one forward and backward pass at the old θ: the generator's is r
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agfa.algorithms.base import Algorithm, Backward, Network, Problem, adam, descend, detached
 from agfa.algorithms.base import Hparams as BaseHparams
+from agfa.algorithms.search import Choice
 from agfa.data.batches import Batch
 from agfa.nn.backbones import Backbone
 from agfa.nn.discrepancy import mcd, smcd
@@ -34,10 +35,17 @@ HIDDEN = 100  # units of the mlp generator's hidden layer
 
 
 class Hparams(BaseHparams, frozen=True):
-    """AGFA's hyperparameters, the paper's values where it gives them."""
+    """AGFA's hyperparameters, the paper's values where it gives them.
 
-    eta: float = Field(0.1, ge=0, description="weight of the discrepancy; 0: the Bayesian head alone")
-    alpha: float = Field(1.0, ge=0, le=1, description="largest share of the generated amplitude in the mixture")
+    Searched are the values of its sensitivity study, but for 0, at which nothing is generated.
+    """
+
+    eta: Annotated[float, Choice((0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0))] = Field(
+        0.1, ge=0, description="weight of the discrepancy; 0: the Bayesian head alone"
+    )
+    alpha: Annotated[float, Choice((0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 0.9, 1.0))] = Field(
+        1.0, ge=0, le=1, description="largest share of the generated amplitude in the mixture"
+    )
     samples: int = Field(50, ge=1, description="Monte Carlo samples of the logits in the ELBO")
     initial_sd: float = Field(0.01, gt=0, description="initial standard deviation of the head's weights")
     mean_lr: float | None = Field(None, gt=0, description="learning rate of m (none: lr)")

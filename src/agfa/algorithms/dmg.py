@@ -36,7 +36,7 @@ STAGES = (2, 3)  # those whose outputs are masked, beside the features
 
 
 class Hparams(BaseHparams, frozen=True):
-    """The values of the authors' code."""
+    """The values of the authors' code. Nothing is searched but what ERM searches."""
 
     overlap: float = Field(0.1, ge=0, description="λ_O, the weight of the masks' overlap")
     mask_lr: float = Field(1e-4, ge=0, description="learning rate of the masks")

@@ -30,7 +30,7 @@ from agfa.nn.stages import after_stages, stage_channels
 
 
 class Hparams(BaseHparams, frozen=True):
-    """As many swaps a step as in the paper."""
+    """As many swaps a step as in the paper. Nothing is searched but what ERM searches."""
 
     p: float = Field(0.16, ge=0, le=1, description="probability of swapping statistics after a stage; 0: ERM")
     stages: int = Field(3, ge=1, le=3, description="how many stages, from the first, are followed by swapping")

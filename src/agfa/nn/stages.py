@@ -45,10 +45,6 @@ def stages(backbone: Backbone) -> dict[int, nn.Module]:
     return {stage: body.get_submodule(end) for stage, end in zip(STAGES, ends, strict=True)}
 
 
-def _is_convolutional(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.Conv2d) for part in module.modules())
-
-
 @torch.no_grad()
 def stage_channels(backbone: Backbone, image_shape: tuple[int, int, int]) -> dict[int, int]:
     """How many channels the feature maps of each stage have."""
