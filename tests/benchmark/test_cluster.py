@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agfa.benchmark.cluster import OnRay
 from agfa.benchmark.expansion import expand
 from agfa.training.config import CompleteConfig
 from support import QUICK, Agfa, same
@@ -144,6 +145,34 @@ def test_ctrl_c_stops_the_workers_too(tiny: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "jobs", "slots"),
+    [
+        (1, 0, None, 12),
+        (1, 0.25, None, 12),
+        (2, 0.5, None, 6),
+        (1, 1, None, 3),
+        (1, 2, None, 1),
+        (9, 1, None, 0),
+        (1, 0, 5, 5),
+    ],
+)
+def test_a_run_fits_on_one_node(cpus: float, gpus: float, jobs: int | None, slots: int) -> None:
+    class Ray:
+        """A cluster of a node with 8 cores and 2 GPUs, one with 4 and 1, and one that is gone."""
+
+        @staticmethod
+        def remote(**_: Any) -> Any:
+            return lambda function: function
+
+        @staticmethod
+        def nodes() -> list[dict[str, Any]]:
+            sizes = ((8.0, 2.0, True), (4.0, 1.0, True), (8.0, 8.0, False))
+            return [{"Alive": alive, "Resources": {"CPU": c, "GPU": g}} for c, g, alive in sizes]
+
+    assert OnRay(Ray, jobs, cpus, gpus).slots() == slots
 
 
 def test_a_cluster_that_is_not_there(tiny: Path, agfa: Agfa) -> None:

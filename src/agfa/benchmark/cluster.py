@@ -36,9 +36,10 @@ class OnRay:
         self.running: dict[Any, CompleteConfig] = {}
 
     def slots(self) -> int:
-        """What fits on the nodes that are there now."""
-        there = self.ray.cluster_resources()
-        room = min(int(there.get(name, 0) / need + 1e-6) for name, need in self.needs.items() if need)
+        """What fits on the nodes that are there now, each run on one of them."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        needs = [(name, need) for name, need in self.needs.items() if need]
+        room = sum(min(int(node.get(name, 0) / need + 1e-6) for name, need in needs) for node in nodes)
         return min(room, self.jobs or room)
 
     def start(self, config: CompleteConfig) -> None:

@@ -65,8 +65,8 @@ def sweep(
     runs = expand(path, out)
     if status:
         return _status(runs, out)
-    if (jobs is not None and jobs < 1) or retries < 0:
-        raise UsageError("--jobs is at least 1, --retries at least 0")
+    if (jobs is not None and jobs < 1) or retries < 0 or (gpus or 0) < 0 or (cpus is not None and cpus <= 0):
+        raise UsageError("--jobs is at least 1, --cpus more than 0, --gpus and --retries at least 0")
 
     from agfa.benchmark.cluster import connected
     from agfa.benchmark.running import Here, forgive
@@ -77,7 +77,7 @@ def sweep(
     replace(out / "sweep.yaml", lambda f: f.write(path.read_bytes()))
     if again:
         forgive(runs)
-    if (jobs or 1) == 1 and not (cpus or gpus or address):
+    if jobs in (None, 1) and cpus is None and gpus is None and address is None:
         _run(runs, out, Here(), retries, display)
     else:
         with connected(address, jobs, cpus, gpus) as workers:
