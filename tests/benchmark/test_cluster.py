@@ -34,7 +34,7 @@ DIGITS = {
     "datasets": "digits",
     "methods": ["erm", "coral", "agfa"],
     "seeds": 2,
-    "settings": {"image_size": 8, "steps": 30, "evaluate_every": 10, "checkpoint_seconds": 0, "batch_size": 8},
+    "settings": {"image_size": 8, "steps": 30, "evaluate_every": 10, "checkpoint_seconds": 0, "track_target": False},
 }
 
 

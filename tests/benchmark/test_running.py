@@ -226,6 +226,8 @@ def test_what_cannot_be_timed_is_run_all_the_same(tiny: Path, agfa: Agfa) -> Non
         (("nowhere.yaml",), "no sweep file nowhere.yaml"),
         (("digits.txt",), "unknown sweep 'digits.txt'; did you mean 'digits'?"),
         (("s.yaml", "--jobs", "0"), "--jobs is at least 1"),
+        (("s.yaml", "--cpus", "0"), "--cpus more than 0"),
+        (("s.yaml", "--out", "s3://bucket/runs"), "--out is a folder, not an address: mount s3://"),
     ],
 )
 def test_mistakes_in_one_line(arguments: tuple[str, ...], said: str, tiny: Path, agfa: Agfa) -> None:

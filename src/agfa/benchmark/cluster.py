@@ -7,6 +7,7 @@ folders already, and two truths would have to be kept in step. Ray places runs, 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,9 +93,13 @@ def connected(address: str | None, jobs: int | None, cpus: float | None, gpus: f
     else:
         share = cpus or 1
         try:
+            _knock(address)
             ray.init(address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UsageError(f"no Ray cluster at {address}: {' '.join(str(error).split())}") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise UsageError(
+                f"no Ray cluster at {address} ({why}); if it asks for a token: RAY_AUTH_MODE=token"
+            ) from error
     try:
         each = gpus if gpus is not None else float(ray.cluster_resources().get("GPU", 0) >= 1)
         workers = OnRay(ray, jobs, share, each)
@@ -103,6 +108,13 @@ def connected(address: str | None, jobs: int | None, cpus: float | None, gpus: f
         yield workers
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens; Ray itself would try for long, and aloud."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _total(ray: Any) -> str:

@@ -120,3 +120,13 @@ def cached(cache: Path) -> dict[str, Cost]:
     if not cache.exists():
         return {}
     return {name: Cost(**values) for name, values in json.loads(cache.read_text()).items()}
+
+
+def duration(seconds: float) -> str:
+    """A time that people can read."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"

@@ -13,19 +13,22 @@ import platform
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from agfa.benchmark.estimate import Cost, measure
+from agfa.benchmark.estimate import Cost, costs, duration, kind, measure, seconds
+from agfa.data import catalog
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace, writing
 from agfa.training.config import CompleteConfig
 from agfa.training.progress import Display
-from agfa.training.run_folder import HeldError, RunFolder, holder
+from agfa.training.run_folder import HeldError, RunFolder, holder, locked
 from agfa.training.trainer import train
 
 LOOK = 2.0  # seconds between looks at runs that others hold
@@ -107,6 +110,46 @@ def forgive(configs: Sequence[CompleteConfig]) -> None:
     """Let runs that were set aside be tried again."""
     for config in configs:
         RunFolder(config.out).failed.unlink(missing_ok=True)
+
+
+def run_sweep(
+    file: Path, runs: Sequence[CompleteConfig], out: Path, workers: Workers, retries: int, display: Display
+) -> None:
+    """Say what there is to do and how long it will take, and do it.
+
+    Raises:
+        UsageError: a dataset is not here; said before anything starts.
+    """
+    with _in_turn(out):
+        replace(out / "sweep.yaml", lambda copy: copy.write(file.read_bytes()))
+        found = [state(config) for config in runs]
+        todo = [config for config, now in zip(runs, found, strict=True) if now in ("waiting", "running")]
+        display.say(f"{out}: {len(runs)} runs, {found.count('done')} done, {found.count('failed')} set aside")
+        if not todo:
+            return
+        for data in dict.fromkeys(config.data for config in todo):
+            catalog.load(data)
+        display.say("timing a few steps of each kind of run")
+        known = costs(todo, out / f"estimate-{workers.device}.json", workers.measure)
+    slots = workers.slots()
+    timed = [seconds(config, known[kind(config)]) for config in todo if kind(config) in known]
+    untimed = f" and {len(todo) - len(timed)} that could not be timed" if len(timed) < len(todo) else ""
+    took = duration(max(sum(timed) / slots, max(timed, default=0)))
+    display.say(f"{len(todo)} runs to do, {slots} at once: about {took}{untimed}")
+    run_all(runs, workers, retries, display)
+
+
+@contextmanager
+def _in_turn(out: Path) -> Iterator[None]:
+    """Processes that are started together prepare one after the other, and what one has timed serves the next."""
+    lock = out / ".lock"
+    with writing(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a", encoding="utf-8")
+    with file:
+        while not locked(file, exclusively=True):
+            time.sleep(LOOK / 10)
+        yield
 
 
 def run_all(configs: Sequence[CompleteConfig], workers: Workers, retries: int, display: Display) -> None:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agfa.benchmark.estimate import Cost, kind, seconds
+from agfa.benchmark.estimate import Cost, duration, kind, seconds
 from agfa.benchmark.running import State, state
 from agfa.training.config import CompleteConfig
 from agfa.training.run_folder import RunFolder, holder
@@ -82,16 +82,6 @@ def last_training_record(file: Path) -> dict[str, float] | None:
     except OSError:
         pass
     return None
-
-
-def duration(seconds: float) -> str:
-    """A time that people can read."""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def _table(*header: str) -> Table:

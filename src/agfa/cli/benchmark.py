@@ -14,9 +14,7 @@ from agfa.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agfa.benchmark.running import Workers
     from agfa.training.config import CompleteConfig
-    from agfa.training.progress import Display
 
 
 @app.command
@@ -62,6 +60,10 @@ def sweep(
         raise UsageError("say which sweep: a file, or a name that `agfa sweep --list` gives")
     path = files.find(file)
     out = out or Path("sweeps", path.stem)
+    if out.parts and out.parts[0].endswith(":") and len(out.parts[0]) > 2:  # s3:, but not C:
+        raise UsageError(
+            f"--out is a folder, not an address: mount {out.parts[0]}//..., or copy the runs there later"
+        )
     runs = expand(path, out)
     if status:
         return _status(runs, out)
@@ -69,44 +71,17 @@ def sweep(
         raise UsageError("--jobs is at least 1, --cpus more than 0, --gpus and --retries at least 0")
 
     from agfa.benchmark.cluster import connected
-    from agfa.benchmark.running import Here, forgive
-    from agfa.files import replace
+    from agfa.benchmark.running import Here, forgive, run_sweep
     from agfa.training.progress import Display
 
-    display = Display()
-    replace(out / "sweep.yaml", lambda f: f.write(path.read_bytes()))
     if again:
         forgive(runs)
     if jobs in (None, 1) and cpus is None and gpus is None and address is None:
-        _run(runs, out, Here(), retries, display)
+        run_sweep(path, runs, out, Here(), retries, Display())
     else:
         with connected(address, jobs, cpus, gpus) as workers:
-            _run(runs, out, workers, retries, display)
+            run_sweep(path, runs, out, workers, retries, Display())
     return _result(runs, out)
-
-
-def _run(runs: Sequence[CompleteConfig], out: Path, workers: Workers, retries: int, display: Display) -> None:
-    """Say what there is to do and how long it will take, and do it."""
-    from agfa.benchmark.estimate import costs, kind, seconds
-    from agfa.benchmark.running import run_all, state
-    from agfa.benchmark.status import duration
-    from agfa.data import catalog
-
-    found = [state(config) for config in runs]
-    todo = [config for config, now in zip(runs, found, strict=True) if now in ("waiting", "running")]
-    display.say(f"{out}: {len(runs)} runs, {found.count('done')} done, {found.count('failed')} set aside")
-    if not todo:
-        return
-    for data in dict.fromkeys(config.data for config in todo):
-        catalog.load(data)  # what is not here is said before anything starts
-    slots = workers.slots()
-    display.say("timing a few steps of each kind of run")
-    known = costs(todo, out / f"estimate-{workers.device}.json", workers.measure)
-    timed = [seconds(config, known[kind(config)]) for config in todo if kind(config) in known]
-    untimed = f" and {len(todo) - len(timed)} that could not be timed" if len(timed) < len(todo) else ""
-    took = duration(max(sum(timed) / slots, max(timed, default=0)))
-    display.say(f"{len(todo)} runs to do, {slots} at once: about {took}{untimed}")
-    run_all(runs, workers, retries, display)
 
 
 def _status(runs: Sequence[CompleteConfig], out: Path) -> int:
