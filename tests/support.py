@@ -100,6 +100,16 @@ def weights(run: Path) -> dict[str, bytes]:
     return found
 
 
+def same(one: Path, other: Path) -> None:
+    """The two runs hold the same models and the same records."""
+    assert weights(one) == weights(other)
+    assert records(one) == records(other)
+    cards = [
+        {p.name: p.read_text() for p in run.rglob("*.json") if p.name != "environment.json"} for run in (one, other)
+    ]
+    assert cards[0] == cards[1]
+
+
 def fill(disk: Path, leaving: int = 0) -> None:
     """Leave no more than so many bytes."""
     with (disk / "ballast").open("ab", buffering=0) as file:

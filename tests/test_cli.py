@@ -20,6 +20,7 @@ COMMANDS = [
     ("evaluate",),
     ("predict",),
     ("algorithms",),
+    ("sweep",),
     ("data",),
     ("data", "check"),
     ("data", "get"),

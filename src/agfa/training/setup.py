@@ -11,6 +11,7 @@ from agfa import algorithms
 from agfa.algorithms.base import Algorithm, Problem
 from agfa.data import catalog
 from agfa.data.batches import Part
+from agfa.data.benchmark import Settings
 from agfa.data.domains import DomainDataset
 from agfa.data.own import FORMS
 from agfa.data.splits import Roles, assign_roles, hold_out
@@ -25,6 +26,12 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
     if config.data is None:
         raise UsageError(f"say what to train on: --data with {FORMS}, or one of {', '.join(catalog.CATALOG)}")
     dataset, settings = catalog.load(config.data)
+    done, roles = resolve(config, dataset, settings)
+    return done, dataset, roles
+
+
+def resolve(config: TrainConfig, dataset: DomainDataset, settings: Settings) -> tuple[CompleteConfig, Roles]:
+    """Likewise, from the names of the dataset's domains alone: its images need not be here."""
     roles = assign_roles(dataset, config.target, config.source)
     recipe = algorithms.get(config.algorithm)
     method = recipe.method
@@ -65,7 +72,7 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         raise UsageError(f"selection {done.selection} needs --averaging {done.selection}")
     if done.selection == "oracle" and not (roles.targets and done.track_target):
         raise UsageError("selection oracle needs a --target, and --track-target")
-    return done, dataset, roles
+    return done, roles
 
 
 def _default_folder(config: TrainConfig, what: str, dataset: DomainDataset, roles: Roles) -> Path:

@@ -68,12 +68,18 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
     display = display or Display(quiet=True)
     config, dataset, roles = complete(settings)
     folder = RunFolder(config.out)
-    if folder.done.exists():
-        folder.claim(config)
-        display.say(f"{folder.path} is finished already; delete it to train anew")
-        return _finished(folder, config)
-    require_trainable(dataset, roles, config.allow_missing_classes)
+    if not folder.done.exists():
+        require_trainable(dataset, roles, config.allow_missing_classes)
+        with folder.held() if processes.is_first_process() else nullcontext():
+            if not folder.done.exists():  # another process may just have finished it
+                return _train(config, dataset, roles, folder, display)
+    folder.claim(config)
+    display.say(f"{folder.path} is finished already; delete it to train anew")
+    return _finished(folder, config)
 
+
+def _train(config: CompleteConfig, dataset: DomainDataset, roles: Roles, folder: RunFolder, display: Display) -> Run:
+    """Train to the end, from the checkpoint if there is one. The first process holds the folder."""
     fabric = processes.prepare(config)
     writer = processes.is_first_process()
     display = display if writer else Display(quiet=True)
