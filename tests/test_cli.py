@@ -20,6 +20,7 @@ COMMANDS = [
     ("evaluate",),
     ("predict",),
     ("algorithms",),
+    ("report",),
     ("data",),
     ("data", "check"),
     ("data", "get"),

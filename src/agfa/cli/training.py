@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agfa.cli.app import app
-from agfa.cli.show import percent, table
+from agfa.cli.show import table, tables
 from agfa.training.config import TrainConfig, parse, read
 
 NOTHING = TrainConfig()  # no setting given
@@ -26,22 +26,9 @@ def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
     from agfa.benchmark.demo import run_demo
     from agfa.training.progress import Display
 
-    rows, report = run_demo(out, seeds, Display())
-    table(
-        ("method", "unseen domain", "source validation", "seeds", "seconds a training"),
-        [
-            (
-                row.method,
-                percent(row.mean) + ("" if row.standard_error is None else f" ± {percent(row.standard_error)}"),
-                percent(row.source_accuracy),
-                row.seeds,
-                f"{row.seconds:.0f}",
-            )
-            for row in rows
-        ],
-    )
-    print("accuracy in percent, mean ± standard error over seeds")
-    print(f"report: {report.resolve()}")
+    report, page = run_demo(out, seeds, Display())
+    tables([table for table in report.tables if table.compared or table.title.endswith("cost")])
+    print(f"report: {page.resolve()}")
 
 
 @app.command

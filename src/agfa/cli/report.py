@@ -1,0 +1,65 @@
+"""`agfa report`: from run folders to tables and figures."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Literal
+
+from agfa.cli.app import app
+from agfa.cli.show import tables
+from agfa.errors import UsageError
+from agfa.files import replace
+
+
+@app.command
+def report(
+    runs: list[Path] | None = None,
+    /,
+    *,
+    format: Literal["terminal", "markdown", "latex", "csv", "html"] = "terminal",
+    selection: Literal["training-domain", "leave-one-domain-out", "oracle"] = "training-domain",
+    out: Path | None = None,
+    figures: Path | None = None,
+) -> None:
+    """Make the paper's tables of your runs, its published numbers beside them, and say what is missing.
+
+    Args:
+        runs: folders with runs in them, at any depth (none: the paper's own tables).
+        format: how to write it; html is one page with tables to sort, and figures.
+        selection: what chooses between hyperparameters, and between steps of a training.
+        out: the file to write (html: report.html if not given; the others: printed).
+        figures: a folder to write each figure to, as SVG and PDF.
+    """
+    from rich.console import Console
+
+    from agfa.benchmark import render
+    from agfa.benchmark.page import write_page
+    from agfa.benchmark.report import build, write_figures
+
+    if out is not None and out.is_dir():
+        raise UsageError(f"{out} is a folder; --out is the file to write, such as {out / 'report'}")
+    found = build(runs or [], selection)
+    if figures is not None:
+        for path in write_figures(found.figures, figures):
+            print(path)
+    if format == "html":
+        print(f"report: {write_page(out or Path('report.html'), found).resolve()}")
+        return
+    if format == "terminal" and out is None:
+        tables(found.tables)
+    else:
+        text = {"markdown": render.markdown, "latex": render.latex, "csv": render.comma_separated}
+        if format == "terminal":
+            page = io.StringIO()
+            render.terminal(found.tables, Console(file=page, width=400))
+            written = page.getvalue()
+        else:
+            written = text[format](found.tables)
+        if out is None:
+            print(written, end="")
+        else:
+            replace(out, lambda file: file.write(written.encode()))
+    for sentence in found.missing:  # beside the tables, which others may read
+        print(sentence, file=sys.stderr if format in ("latex", "csv") else sys.stdout)
