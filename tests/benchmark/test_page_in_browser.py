@@ -1,4 +1,4 @@
-"""report.html in a real browser: at two widths, in both themes, sorted by mouse and keys; skipped where there is none."""
+"""report.html in a real browser: two widths, both themes, sorted by mouse and keys; skipped where there is none."""
 
 from __future__ import annotations
 

@@ -228,6 +228,20 @@ def test_a_selection_without_its_runs_says_so(tmp_path: Path) -> None:
     assert "1 run held no domain out" in said
 
 
+def test_trainings_are_reported_as_they_are(agfa: Agfa, train: Agfa, tmp_path: Path) -> None:
+    """Real runs: ERM and SWAD of one training, AGFA with what its generator does."""
+    assert train(target="sky", algorithm="erm", averaging="swad", out=tmp_path / "runs" / "erm").status == 0
+    assert train(target="sky", out=tmp_path / "runs" / "agfa", steps=8).status == 0
+    report = build([tmp_path / "runs"], "oracle")
+    assert [line.label for line in report.tables[0].lines] == ["ERM", "SWAD", "AGFA", "AGFA without SWAD"]
+    assert all(isinstance(line.cells[0], Cell) for line in report.tables[0].lines)
+    assert {figure.name for figure in report.figures} == {
+        *("tiny-convnet-learning", "tiny-amplitude", "tiny-convnet-leave_one_out-ablation"),
+        "tiny-convnet-leave_one_out-cost",
+    }
+    assert report.missing == ("tiny, convnet: one seed gives no standard error; what is chance is not known.",)
+
+
 def test_the_papers_tables_alone(agfa: Agfa) -> None:
     ended = agfa("report")
     assert (ended.status, ended.err) == (0, "")

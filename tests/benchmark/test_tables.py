@@ -132,6 +132,7 @@ def test_markdown() -> None:
         "| AGFA | **61.2 (1)** | – |",
         "| AGFA, published† | **90.0 ± 0.1** | **89.65** |",
     ]
+    assert render.markdown([TABLE], ["a_b"]).endswith("### What is missing\n\n- a\\_b\n")
 
 
 def test_latex() -> None:
@@ -158,8 +159,9 @@ def test_a_terminal_shows_the_best_in_bold_and_a_file_has_no_codes() -> None:
     shown = {}
     for terminal in (True, False):
         page = io.StringIO()
-        render.terminal([TABLE], Console(file=page, width=100, force_terminal=terminal))
+        render.terminal([TABLE], ["seed [2] lacks"], Console(file=page, width=100, force_terminal=terminal))
         shown[terminal] = page.getvalue()
     assert "\x1b[1m61.2 (1)" in shown[True]
     assert "\x1b" not in shown[False]
     assert "50.0 ± 1.0 (2)" in shown[False]
+    assert "What is missing\n- seed [2] lacks\n" in shown[False]

@@ -3,8 +3,8 @@
 Both intervals are for the mean difference over targets that are given, at 95%:
 
 - bootstrap: the seeds of each target are drawn again, with replacement, 10,000 times; the interval holds the middle
-  95% of the means. It assumes nothing of the distribution, and is too narrow for few seeds: with 5 of them on 4
-  targets it holds the true difference of normal values 88% of the time.
+  95% of the means. It assumes nothing of the distribution, and is too narrow for few seeds (docs/report.md
+  has how often it holds).
 - paired t: the mean over targets of each seed that has them all, then Student's t over seeds.
 """
 

@@ -10,8 +10,10 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,11 @@ from agfa.training.config import INCIDENTAL
 CONFIG, METRICS, DONE, FAILED = "config.yaml", "metrics.jsonl", "done", "failed.json"
 CHUNK = 500  # logs that are read at once
 
-_NAMES = ("run", "dataset", "algorithm", "averaging", "backbone", "failed")
 _IDENTITY: dict[str, Any] = {
-    **dict.fromkeys(_NAMES, pl.String),
-    **{"sources": pl.List(pl.String), "targets": pl.List(pl.String), "seed": pl.Int64, "done": pl.Boolean},
+    **{"run": pl.String, "dataset": pl.String, "sources": pl.List(pl.String), "targets": pl.List(pl.String)},
+    **{"algorithm": pl.String, "averaging": pl.String, "backbone": pl.String, "seed": pl.Int64, "done": pl.Boolean},
+    **{"failed": pl.String, "row": pl.String, "settings": pl.String},
 }
-_ROWS: dict[str, Any] = dict.fromkeys(("row", "settings", "averaged_row", "averaged_settings"), pl.String)
 _MEASURED: dict[str, Any] = {
     **{"kind": pl.String, "model": pl.String, "step": pl.Int64},
     **{"domain": pl.String, "role": pl.String, "split": pl.String},
@@ -62,12 +63,31 @@ def read_config(run: Path) -> dict[str, Any]:
     """The run's `config.yaml`."""
     file = run / CONFIG
     try:
-        config = yaml.load(_read(file), _LOADER)  # a safe loader: plain values only
+        config = _parse_config(_read(file).decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise AgfaError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
         raise AgfaError(f"{file} has no settings in it")
     return config
+
+
+def _parse_config(text: str) -> Any:
+    """A configuration in YAML. The settings of many runs are mostly the same, and each is parsed once.
+
+    A setting begins where a line does; what does not come apart in that way is parsed as a whole.
+    """
+    try:
+        settings = [_parse_setting(setting) for setting in re.split(r"\n(?=[\w\"'])", text.rstrip())]
+    except yaml.YAMLError:
+        settings = [None]
+    if all(isinstance(setting, dict) and len(setting) == 1 for setting in settings):
+        return {key: value for setting in settings for key, value in setting.items()}
+    return yaml.load(text, _LOADER)
+
+
+@lru_cache(maxsize=4096)
+def _parse_setting(text: str) -> Any:
+    return yaml.load(text, _LOADER)  # a safe loader: plain values only
 
 
 def read_runs(roots: Iterable[Path]) -> pl.DataFrame:
@@ -83,41 +103,37 @@ def read_runs(roots: Iterable[Path]) -> pl.DataFrame:
     with ThreadPoolExecutor(2) as pool:  # polars reads the logs while Python reads the configurations
         chunks = range(0, len(runs), CHUNK)
         logs = [pool.submit(_evaluations, runs[i : i + CHUNK], i) for i in chunks]
-        identities = [(i, *_identity(run)) for i, run in enumerate(runs)]
+        identities = [identity for run in runs for identity in _identities(run)]
         measured = pl.concat([log.result() for log in logs]) if logs else pl.DataFrame(schema=_NUMBERED)
-    schema = {"at": pl.Int64, **_IDENTITY, **_ROWS}
-    frame = pl.DataFrame(identities, schema=schema, orient="row").join(measured, on="at", how="left")
-    averaged = pl.col("model").is_in(AVERAGES).fill_null(False)
-    choice = {
-        name: pl.when(averaged).then(f"averaged_{name}").otherwise(pl.col(name)) for name in ("row", "settings")
-    }
-    return frame.with_columns(**choice).drop("at", "averaged_row", "averaged_settings")
+    unmeasured = pl.DataFrame({"at": range(len(runs))}, schema={"at": pl.Int64}).join(measured, on="at", how="anti")
+    measured = pl.concat([measured, unmeasured], how="diagonal").sort("at", maintain_order=True)
+    averaged = measured["model"].is_in(AVERAGES).fill_null(False)
+    whose = pl.DataFrame(identities, schema=_IDENTITY, orient="row")[measured["at"] * 2 + averaged]
+    return pl.concat([whose, measured.drop("at")], how="horizontal")
 
 
-def _identity(run: Path) -> tuple[Any, ...]:
-    """The values of `_IDENTITY` and `_ROWS`."""
+def _identities(run: Path) -> Iterator[tuple[Any, ...]]:
+    """The values of `_IDENTITY`: for the run's models at a step, then for their average."""
     config = read_config(run)
     try:
         known = CATALOG.get(str(config["data"]).lower())
         algorithm, averaging = str(config["algorithm"]), str(config["averaging"] or "none")
         hparams = dict(config.get("hparams") or {})
-        averages = averaging if averaging in AVERAGES else None
-        return (
+        run_itself = (
             str(run),
             known.name if known else Path(str(config["data"])).name or str(config["data"]),
+            [str(name) for name in config["source"] or ()],
+            [str(name) for name in config["target"] or ()],
             algorithm,
             averaging,
             str(config["backbone"]),
-            _failure(run),
-            [str(name) for name in config["source"] or ()],
-            [str(name) for name in config["target"] or ()],
             int(config["seed"]),
             (run / DONE).exists(),
-            row_of(algorithm, hparams, None),
-            settings_digest(config, hparams, averaged=False),
-            row_of(algorithm, hparams, averages),
-            settings_digest(config, hparams, averaged=True),
+            _failure(run),
         )
+        for model in (None, averaging if averaging in AVERAGES else None):
+            averaged = model is not None
+            yield (*run_itself, row_of(algorithm, hparams, model), settings_digest(config, hparams, averaged))
     except KeyError as error:
         raise AgfaError(f"{run / CONFIG} does not say {error}") from error
     except (TypeError, ValueError) as error:

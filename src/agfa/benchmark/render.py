@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agfa.benchmark.tables import Cell, Line, Table, seeds_said
 
-NOT_MEASURED = "–"
+NOT_MEASURED, MISSING = "–", "What is missing"
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -46,8 +46,8 @@ def text(table: Table, cell: Cell | str | None) -> str:
     return f"{cell.shown}{error}{fewer}"
 
 
-def terminal(tables: Sequence[Table], console: Console) -> None:
-    """Print all tables; where it is no terminal, bold is left out."""
+def terminal(tables: Sequence[Table], missing: Sequence[str], console: Console) -> None:
+    """Print all tables, and what is missing; where it is no terminal, bold is left out."""
     for table in tables:
         grid = Grid(*table.header, box=box.SIMPLE_HEAD)
         for line in table.lines:
@@ -61,10 +61,14 @@ def terminal(tables: Sequence[Table], console: Console) -> None:
         for note in said(table):
             console.print(Text(note))
         console.print()
+    if missing:
+        console.print(Text(MISSING, style="bold"))
+    for sentence in missing:
+        console.print(Text(f"- {sentence}"))
 
 
-def markdown(tables: Sequence[Table]) -> str:
-    """All tables as Markdown, a heading above each."""
+def markdown(tables: Sequence[Table], missing: Sequence[str] = ()) -> str:
+    """All tables as Markdown, a heading above each, and what is missing."""
 
     def row(cells: Sequence[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -81,6 +85,8 @@ def markdown(tables: Sequence[Table]) -> str:
         lines = [header, rule, *(one(table, line) for line in table.lines)]
         notes = [_escaped(note) for note in said(table)]
         blocks.append("\n\n".join([f"### {_escaped(table.title)}", "\n".join(lines), *notes]))
+    if missing:
+        blocks.append("\n".join([f"### {MISSING}", "", *(f"- {_escaped(sentence)}" for sentence in missing)]))
     return "\n\n".join(blocks) + "\n"
 
 

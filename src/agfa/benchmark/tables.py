@@ -130,19 +130,20 @@ def dataset_table(chosen: pl.DataFrame, dataset: str, backbone: str, protocol: s
     """A column for each target (or single source), and the average."""
     printed = _printed(dataset, backbone, protocol)
     columns = columns_of(chosen, dataset, with_all=not printed.is_empty())
-    headings = [heading(dataset, column) for column in columns]
+    average = [AVERAGE] if len(columns) > 1 else []
+    headings = [*(heading(dataset, column) for column in columns), *average]
     lines = {}
     for row, of_row in accuracies(chosen).items():
         cells = [cell(of_row.get(column, {})) for column in columns]
-        lines[row] = Line(title(row), (*cells, cell(seed_means(of_row, columns))))
+        lines[row] = Line(title(row), (*cells, *(cell(seed_means(of_row, columns)) for _ in average)))
     what = "source" if protocol == SINGLE_SOURCE else "target"
-    merged, notes = _beside(lines, printed, [*headings, AVERAGE])
+    merged, notes = _beside(lines, printed, headings)
     each = "mean over the domains not learnt from" if protocol == SINGLE_SOURCE else "on the domain held out"
     theirs = printed["backbone"].unique().to_list()
     if theirs and theirs != [backbone_name(backbone)]:
         notes = (*notes, f"The paper's numbers are those of {theirs[0]}.")
     name = f"{dataset}, {backbone}: accuracy by {what}"
-    return Table(name, ("Method", *headings, AVERAGE), merged, (f"Each column: {each}.", *notes))
+    return Table(name, ("Method", *headings), merged, (f"Each column: {each}.", *notes))
 
 
 def main_table(chosen: pl.DataFrame) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from agfa.cli.app import app
-from agfa.cli.show import tables
+from agfa.cli.show import console
 from agfa.errors import UsageError
 from agfa.files import replace
 
@@ -43,23 +43,21 @@ def report(
     found = build(runs or [], selection)
     if figures is not None:
         for path in write_figures(found.figures, figures):
-            print(path)
+            print(f"figure: {path}", file=sys.stderr)
     if format == "html":
         print(f"report: {write_page(out or Path('report.html'), found).resolve()}")
         return
-    if format == "terminal" and out is None:
-        tables(found.tables)
+    if format == "terminal":
+        page = None if out is None else io.StringIO()
+        render.terminal(found.tables, found.missing, console() if page is None else Console(file=page, width=400))
+        text = "" if page is None else page.getvalue()
+    elif format == "markdown":
+        text = render.markdown(found.tables, found.missing)
     else:
-        text = {"markdown": render.markdown, "latex": render.latex, "csv": render.comma_separated}
-        if format == "terminal":
-            page = io.StringIO()
-            render.terminal(found.tables, Console(file=page, width=400))
-            written = page.getvalue()
-        else:
-            written = text[format](found.tables)
-        if out is None:
-            print(written, end="")
-        else:
-            replace(out, lambda file: file.write(written.encode()))
-    for sentence in found.missing:  # beside the tables, which others may read
-        print(sentence, file=sys.stderr if format in ("latex", "csv") else sys.stdout)
+        text = render.latex(found.tables) if format == "latex" else render.comma_separated(found.tables)
+        for sentence in found.missing:  # a program reads the tables
+            print(sentence, file=sys.stderr)
+    if out is None:
+        print(text, end="")
+    else:
+        replace(out, lambda file: file.write(text.encode()))

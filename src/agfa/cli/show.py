@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from agfa.benchmark.tables import Table
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
@@ -20,17 +18,11 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
     table = Table(*header, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row))
-    _console().print(table)
+    console().print(table)
 
 
-def tables(found: Sequence[Table]) -> None:
-    """Print tables of results, likewise."""
-    from agfa.benchmark.render import terminal
-
-    terminal(found, _console())
-
-
-def _console() -> Console:
+def console() -> Console:
+    """Standard output; at full width where it is not a terminal."""
     from rich.console import Console
 
     console = Console()

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agfa.cli.app import app
-from agfa.cli.show import table, tables
+from agfa.cli.show import console, table
 from agfa.training.config import TrainConfig, parse, read
 
 NOTHING = TrainConfig()  # no setting given
@@ -23,11 +23,12 @@ def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
         out: where the runs and report.html go; the same command goes on where it stopped.
         seeds: trainings of each method.
     """
+    from agfa.benchmark import render
     from agfa.benchmark.demo import run_demo
     from agfa.training.progress import Display
 
     report, page = run_demo(out, seeds, Display())
-    tables([table for table in report.tables if table.compared or table.title.endswith("cost")])
+    render.terminal(report.tables[:3], report.missing, console())
     print(f"report: {page.resolve()}")
 
 
