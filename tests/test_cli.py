@@ -21,6 +21,7 @@ COMMANDS = [
     ("predict",),
     ("algorithms",),
     ("sweep",),
+    ("report",),
     ("data",),
     ("data", "check"),
     ("data", "get"),
