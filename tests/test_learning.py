@@ -33,7 +33,14 @@ def source_accuracy(run: Run, model: str) -> float:
 @pytest.mark.parametrize("algorithm", ["erm", "agfa"])
 def test_digits(algorithm: str) -> None:
     """Half a minute each."""
-    run = train(data="digits", target="mnist_m", algorithm=algorithm, precision="bf16-mixed", out="run")
+    run = train(
+        data="digits",
+        target="mnist_m",
+        algorithm=algorithm,
+        averaging="swad",
+        precision="bf16-mixed",
+        out="run",
+    )
     figures = {model: (source_accuracy(run, model), mean_accuracy(run.scores[model], "test")) for model in run.scores}
     print(figures)
     assert max(figures["swad"][0], figures["best"][0]) > 0.97

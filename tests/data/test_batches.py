@@ -66,7 +66,8 @@ def names(batch: Batch) -> list[tuple[int, int]]:
 
 def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     return len(one) == len(other) and all(
-        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+        x.sizes == y.sizes and all(torch.equal(a, b) for a, b in zip(x[:3], y[:3], strict=True))
+        for x, y in zip(one, other, strict=True)
     )
 
 

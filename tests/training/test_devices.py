@@ -53,9 +53,9 @@ def model(path: str) -> dict[str, torch.Tensor]:
 
 def test_two_processes_are_one_on_the_joint_batch(tiny: Path) -> None:
     Path("watched.py").write_text(WATCHED)
-    one = run("watched.py", data=tiny, out="one", algorithm="erm")
+    one = run("watched.py", data=tiny, out="one", algorithm="swad")
     assert one.status == 0, one.err
-    two = run("watched.py", data=tiny, out="two", algorithm="erm", devices=2)
+    two = run("watched.py", data=tiny, out="two", algorithm="swad", devices=2)
     assert two.status == 0, two.err
     assert two.out.replace("two", "one") == one.out  # said once
     assert two.err == one.err

@@ -192,7 +192,7 @@ def test_interrupted_in_this_process(
 
 def test_killed_at_any_write(tiny: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file in turn is the last, of which only a draft is there."""
-    settings = {**quick, "data": str(tiny), "target": "sky", "algorithm": "erm", "checkpoint_seconds": 0, "steps": 4}
+    settings = {**quick, "data": str(tiny), "target": "sky", "algorithm": "swad", "checkpoint_seconds": 0, "steps": 4}
     package.train(**settings, out="whole")
     original, seen = run_folder.replace, 0
 
