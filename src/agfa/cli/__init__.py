@@ -9,6 +9,7 @@ from typing import NoReturn
 import cyclopts
 from pydantic import ValidationError
 
+from agfa import errors
 from agfa.cli import benchmark, data, models, report, training  # their commands join the application
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
@@ -35,7 +36,8 @@ def main() -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"agfa: {_one_line(error)}", file=sys.stderr)
+        if errors.speaks:
+            print(f"agfa: {_one_line(error)}", file=sys.stderr)
         bad_use = isinstance(error, cyclopts.CycloptsError)
         sys.exit(2 if bad_use else getattr(error, "exit_status", 1))
 

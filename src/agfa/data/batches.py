@@ -76,35 +76,37 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """The minibatches of steps `first_step`, `first_step` + 1, ...: `batch_size` images of each part.
 
-    `share` = (rank, processes): this process's part of the joint minibatch. Images are read, cropped and resized
-    ahead, in threads; the rest of the augmentation happens on `device`.
+    With `share` = (rank, processes), the rest of a minibatch comes with one process's part of its images alone, the
+    rank-th when it is cut evenly. Images are read, cropped and resized ahead, in threads; the rest of the
+    augmentation happens on `device`.
     """
     rank, processes = share
+    n = batch_size * len(parts) // processes
+    mine = slice(rank * n, (rank + 1) * n)
 
     def read(step: int) -> tuple[Tensor, Tensor, torch.Generator]:
-        generator = torch.Generator().manual_seed(seed_of(seed, step, rank, AUGMENTATION))
+        generator = torch.Generator().manual_seed(seed_of(seed, step, 0, AUGMENTATION))
         images: list[Tensor] = []
         labels: list[int] = []
         for d, part in enumerate(parts):
-            places = part.indices[sample(len(part), batch_size, step, (seed, d))][rank::processes]
-            images += [part.images[i] for i in places.tolist()]
+            places = part.indices[sample(len(part), batch_size, step, (seed, d))]
+            images += [part.images[i] for i in places.tolist()]  # views: nothing is read of them here
             labels += part.labels[places].tolist()
         sizes = torch.tensor([image.shape[1:] for image in images])
         boxes = whole_boxes(sizes) if augmentation is None else random_boxes(sizes, augmentation, generator)
-        pixels = crop_resize(images, boxes, image_size, pool.map)
+        pixels = crop_resize(images[mine], boxes[mine], image_size, pool.map)
         if device.type == "cuda":
             pixels = pixels.pin_memory()
         return pixels, torch.tensor(labels), generator
 
-    size = batch_size // processes
-    domains = torch.arange(len(parts)).repeat_interleave(size).to(device)
+    domains = torch.arange(len(parts)).repeat_interleave(batch_size).to(device)
     workers = max(1, (os.cpu_count() or 1) // processes)
     with ThreadPoolExecutor(workers) as pool, closing(_ahead(read, first_step)) as batches:
         for pixels, labels, generator in batches:
             x = to_unit(pixels, device)
             if augmentation is not None:
-                x = flip_and_color(x, augmentation, generator)
-            yield Batch(x, labels.to(device, non_blocking=True), domains, (size,) * len(parts))
+                x = flip_and_color(x, augmentation, generator, share)
+            yield Batch(x, labels.to(device, non_blocking=True), domains, (batch_size,) * len(parts))
 
 
 def evaluation_batches(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from agfa.errors import AgfaError, UsageError, unknown
+from agfa.nn.shares import shared
 
 # The weights that this field uses under a plain name; timm's own default tag is another training recipe.
 FIELD_TAGS = {"resnet18": "resnet18.tv_in1k", "resnet50": "resnet50.tv_in1k"}
@@ -50,7 +51,7 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of images in [0, 1], in full precision under autocast too: losses are made of them."""
-        features: Tensor = self.body((x - self.mean) / self.std)
+        features = shared(self.body, (x - self.mean) / self.std)
         return features if features.dtype == torch.float64 else features.float()
 
     def train(self, mode: bool = True) -> Backbone:

@@ -43,10 +43,16 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
     augment: bool | None = Field(None, description="random crop, flip, colour jitter, grayscale")
     steps: int | None = Field(None, ge=1, description="optimiser steps")
     evaluate_every: int | None = Field(None, ge=1, description="V: steps between evaluations")
-    batch_size: int | None = Field(
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        ge=1,
-        description="images through the backbone per source domain and step (AGFA: half are generated)",
+        description="images through the backbone per source domain and step (AGFA: half are generated); "
+        "auto: as many as fit into memory",
+    )
+    accumulate: int = Field(
+        1, ge=1, description="passes through the backbone that share a minibatch's images: less memory, same result"
+    )
+    activation_checkpointing: bool = Field(
+        False, description="compute activations twice rather than keep them: less memory, same result"
     )
     val_fraction: float = Field(0.2, gt=0, lt=1, description="share of each domain held out for validation")
     stratified: bool = Field(False, description="hold out that share of each class")
@@ -84,7 +90,7 @@ class CompleteConfig(TrainConfig, frozen=True):
 
 
 # These change where and how fast a run goes, not what comes out of it: a resumed run may differ in them.
-INCIDENTAL = {"out", "accelerator", "devices", "checkpoint_seconds"}
+INCIDENTAL = {"out", "accelerator", "devices", "checkpoint_seconds", "accumulate", "activation_checkpointing"}
 
 
 C = TypeVar("C", bound=TrainConfig)

@@ -89,6 +89,11 @@ class RunFolder:
             replace(file, lambda f: f.write(config.dump(wanted).encode()))
             replace(self.path / "environment.json", lambda f: f.write(_json(environment())))
 
+    def batch_size(self) -> int:
+        """That of the run that is in the folder."""
+        file = self.path / "config.yaml"
+        return config.parse(config.read(file), CompleteConfig, str(file)).batch_size
+
     def rewind(self, size: int) -> None:
         """Forget the records made after the checkpoint that is resumed from."""
         with writing(self.metrics), self.metrics.open("ab") as file:

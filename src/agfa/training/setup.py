@@ -18,6 +18,7 @@ from agfa.data.splits import Roles, assign_roles, hold_out
 from agfa.data.store import Images
 from agfa.errors import UsageError
 from agfa.nn.backbones import build_backbone
+from agfa.nn.recompute import recompute_blocks
 from agfa.training.config import CompleteConfig, TrainConfig, parse
 
 
@@ -54,6 +55,8 @@ def resolve(config: TrainConfig, dataset: DomainDataset, settings: Settings) -> 
     }
     given = config.model_dump()
     chosen = {key: value if value is not None else defaults.get(key) for key, value in given.items()}
+    if config.batch_size == "auto":  # until agfa.training.memory has found it
+        chosen["batch_size"] = method.passes(hparams)
     chosen |= {"algorithm": recipe.name, "hparams": hparams.model_dump(mode="json")}
     chosen |= {"target": roles.targets, "source": roles.sources}
     done = parse(chosen, CompleteConfig)
@@ -125,6 +128,11 @@ def build(config: CompleteConfig, dataset: DomainDataset, splits: Splits) -> Alg
     backbone = build_backbone(
         config.backbone, config.channels, config.image_size, config.weights, config.freeze_batchnorm
     )
+    if config.activation_checkpointing and not recompute_blocks(backbone.body):
+        raise UsageError(
+            f"{backbone.tag} has no blocks whose activations could be computed twice; in place of "
+            "--activation-checkpointing use --accumulate"
+        )
     problem = Problem(
         n_classes=len(dataset.classes),
         n_domains=len(splits.train),
