@@ -9,12 +9,12 @@ from typing import NoReturn
 import cyclopts
 from pydantic import ValidationError
 
-from agfa.cli import data, models, training  # their commands join the application
+from agfa.cli import bench, data, models, training  # their commands join the application
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
 from agfa.training.config import TrainConfig
 
-__all__ = ["app", "data", "main", "models", "training"]
+__all__ = ["app", "bench", "data", "main", "models", "training"]
 
 
 def main() -> NoReturn:

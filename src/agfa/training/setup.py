@@ -37,6 +37,7 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         "selection": "validation" if averaging == "none" else averaging,
         "backbone": settings.backbone,
         "freeze_batchnorm": config.weights != "none",
+        "track_target": config.selection == "oracle",
         "image_size": settings.image_size,
         "channels": settings.channels,
         "augment": settings.augment,
