@@ -19,6 +19,7 @@ QUICK = {
     "weights": "none",
     "image_size": 8,
     "augment": False,
+    "track_target": True,
     "steps": 6,
     "evaluate_every": 2,
     "batch_size": 4,

@@ -49,7 +49,7 @@ def test_ends_where_one_process_does(what: str, found: Found) -> None:
 
 @pytest.mark.parametrize("what", [what for what in ALL if not what.startswith(("odd", "two passes", "recomputed"))])
 def test_the_pass_through_the_backbone_is_shared_out(what: str, found: Found) -> None:
-    """Or two processes would end where one does, and be no faster: each does half, and SagNet and RSC an image more."""
+    """Or two processes would be no faster than one: each does half, and SagNet and RSC an image more."""
     assert 0.5 <= found[0][what]["rows"] <= (0.6 if "sagnet" in what or "rsc" in what else 0.5)
 
 

@@ -50,6 +50,7 @@ def _train(folder: Path, seeds: int, display: Display) -> list[Run]:
                 target=(TARGET,),
                 algorithm=algorithm,
                 averaging="swad",
+                track_target=True,
                 seed=seed,
                 precision="bf16-mixed",
                 out=folder / "runs" / f"{algorithm}-seed{seed}",

@@ -71,6 +71,7 @@ def stage_channels(backbone: Backbone, image_shape: tuple[int, int, int]) -> dic
 def after_stages(backbone: Backbone, changes: Mapping[int, Change]) -> Iterator[None]:
     """Change the feature maps that the stages give, for as long as the block lasts."""
     ends = stages(backbone)
+    compiled, backbone.compiled = backbone.compiled, None  # compiled code does not see hooks
     handles = [
         ends[stage].register_forward_hook(lambda module, given, maps, change=change: whole(change, maps))
         for stage, change in changes.items()
@@ -80,6 +81,7 @@ def after_stages(backbone: Backbone, changes: Mapping[int, Change]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+        backbone.compiled = compiled
 
 
 class _ReachedError(Exception):

@@ -36,6 +36,8 @@ def prepare(config: CompleteConfig) -> Fabric:
     if TorchElasticEnvironment.detect():  # torchrun has started the processes
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     try:
         return Fabric(accelerator=config.accelerator, devices=devices, num_nodes=nodes, precision=config.precision)
     except (ValueError, RuntimeError) as error:
@@ -77,6 +79,28 @@ def ending_together(fabric: Fabric) -> Iterator[None]:
         if errors.speaks:
             raise
         raise SystemExit(int(status)) from error
+
+
+@contextmanager
+def kernels(deterministic: bool) -> Iterator[None]:
+    """Take the fastest kernels for as long as the block lasts, or only those that give the same bits each time.
+
+    Where torch has none of these, it says so.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+    )
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2:]
 
 
 def joint_backward(share: Share) -> Backward:

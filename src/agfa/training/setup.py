@@ -45,6 +45,7 @@ def resolve(config: TrainConfig, dataset: DomainDataset, settings: Settings) -> 
         "selection": "validation" if averaging == "none" else averaging,
         "backbone": settings.backbone,
         "freeze_batchnorm": config.weights != "none",
+        "track_target": config.selection == "oracle",
         "image_size": settings.image_size,
         "channels": settings.channels,
         "augment": settings.augment,

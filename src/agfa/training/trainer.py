@@ -30,10 +30,11 @@ from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.nn.backbones import weights_hash
 from agfa.nn.exchange import Share
+from agfa.nn.fast import quicken
 from agfa.nn.shares import sharing
 from agfa.training import checkpoint, model_file, processes
 from agfa.training.config import CompleteConfig, TrainConfig
-from agfa.training.evaluate import Score, Scores, mean_accuracy, mean_loss, totals
+from agfa.training.evaluate import Kept, Score, Scores, mean_accuracy, mean_loss, totals
 from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
 from agfa.training.progress import Display
@@ -133,6 +134,7 @@ def _train(
     algorithm, averaging, network = training.algorithm, training.averaging, training.algorithm.network
     initial_weights = weights_hash(network.backbone)
     algorithm.to(fabric.device)
+    quicken(algorithm, config.compile and fabric.device.type == "cuda", display.say)
 
     saved = checkpoint.load(folder.checkpoint)
     if saved is not None:
@@ -148,10 +150,13 @@ def _train(
         state = {"training": training.state_dict(), "data": dataset.fingerprint(), "log_size": log_size}
         checkpoint.save(folder.checkpoint, state)
 
+    kept = Kept(config.image_size)
+
     def measure(autocast: AbstractContextManager[object], targets: bool = True) -> Scores:
         found = {}
         for role, name, part_name, part in splits.evaluated(targets):
             mine = Part(part.images, part.labels, part.indices[fabric.global_rank :: fabric.world_size])
+            mine = kept((role, name, part_name), mine)
             counted = totals(network, mine, config.image_size, fabric.device, autocast)
             found[role, name, part_name] = Score.of(fabric.all_reduce(counted, reduce_op="sum"))  # type: ignore[arg-type]  # a tensor in, a tensor out
         return found
@@ -174,7 +179,11 @@ def _train(
     sums: dict[str, Tensor] = {}
 
     algorithm.train()
-    with closing(batches), display.training(training.step, config.steps, images_per_step) as advance:
+    with (
+        closing(batches),
+        processes.kernels(config.deterministic),
+        display.training(training.step, config.steps, images_per_step) as advance,
+    ):
         while not training.over(config):
             torch.manual_seed(seed_of(config.seed, training.step, 0, NOISE))
             batch, algorithm.step = next(batches), training.step
@@ -225,7 +234,7 @@ def _train(
             if name == config.chosen:
                 model_file.save(folder.path / "model", state, named)
     if writer:
-        others = {k: v for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
+        others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
         if others:
             replace(folder.players, lambda f: f.write(safetensors.torch.save(others)))
         folder.finish()
