@@ -41,7 +41,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_a_run_folder(tiny: Path, quick: dict[str, Any]) -> None:
     finished = run(tiny, quick)
-    assert sorted(path.name for path in Path("run").iterdir()) == [
+    assert sorted(path.name for path in Path("run").glob("[!.]*")) == [
         "checkpoint",
         "config.yaml",
         "done",
