@@ -19,6 +19,7 @@ QUICK = {
     "weights": "none",
     "image_size": 8,
     "augment": False,
+    "track_target": True,
     "steps": 6,
     "evaluate_every": 2,
     "batch_size": 4,
@@ -98,6 +99,16 @@ def weights(run: Path) -> dict[str, bytes]:
     found = {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*.safetensors")}
     assert "model.safetensors" in found
     return found
+
+
+def same(one: Path, other: Path) -> None:
+    """The two runs hold the same models and the same records."""
+    assert weights(one) == weights(other)
+    assert records(one) == records(other)
+    cards = [
+        {p.name: p.read_text() for p in run.rglob("*.json") if p.name != "environment.json"} for run in (one, other)
+    ]
+    assert cards[0] == cards[1]
 
 
 def fill(disk: Path, leaving: int = 0) -> None:

@@ -15,11 +15,14 @@ import agfa as package
 from support import QUICK, Agfa, flags
 
 COMMANDS = [
+    ("bench",),
     ("demo",),
     ("train",),
     ("evaluate",),
     ("predict",),
     ("algorithms",),
+    ("sweep",),
+    ("report",),
     ("data",),
     ("data", "check"),
     ("data", "get"),

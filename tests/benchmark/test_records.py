@@ -1,15 +1,15 @@
-"""Run folders to tables, against means and standard errors worked out by hand."""
+"""Run folders to one table: what is in it, and what is said of a folder that is not as it should be."""
 
 import json
-import math
+import shutil
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import yaml
 
-from agfa.benchmark.records import find_runs, read_losses, read_runs, summarise
+from agfa.benchmark import records
+from agfa.benchmark.records import find_runs, read_config, read_runs
 from agfa.errors import AgfaError, UsageError
 
 
@@ -30,7 +30,7 @@ def make_run(run: Path, *records: dict[str, Any], done: bool = True, tail: str =
     return run
 
 
-def test_runs_are_found_at_any_depth_in_order_and_only_when_whole(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_in_order_and_only_when_there_is_something(tmp_path: Path) -> None:
     b = make_run(tmp_path / "sweep" / "b")
     a = make_run(tmp_path / "sweep" / "a")
     (tmp_path / "sweep" / "c").mkdir()
@@ -42,74 +42,65 @@ def test_runs_are_found_at_any_depth_in_order_and_only_when_whole(tmp_path: Path
 
 
 def test_a_row_holds_the_run_and_the_record(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "r", record("eval", 0.25, step=100), target=["d", "e"], done=False, seed=7)
+    train = {"kind": "train", "step": 100, "losses": {"nll": 0.5}, "seconds": 12.5, "images_per_second": 3}
+    run = make_run(tmp_path / "r", train, record("eval", 0.25, step=100), target=["d", "e"], done=False, seed=7)
     (row,) = read_runs([tmp_path, run]).rows(named=True)  # two roots over one run
+    settings = row.pop("settings")
+    assert len(settings) == 12
     assert row == {
-        **{"run": str(run), "dataset": "digits", "target": "d+e", "algorithm": "erm", "averaging": "none"},
-        **{"backbone": "convnet", "seed": 7, "done": False, "kind": "eval", "model": None, "step": 100},
-        **{"domain": "d", "role": "target", "split": "test", "accuracy": 0.25, "loss": 0.5, "n": 10},
-        **{"seconds": 0.1},
+        **{"run": str(run), "dataset": "digits", "sources": ["a"], "targets": ["d", "e"], "algorithm": "erm"},
+        **{"averaging": "none", "backbone": "convnet", "seed": 7, "done": False, "failed": None, "row": "erm"},
+        **{"kind": "eval", "model": None, "step": 100, "domain": "d", "role": "target", "split": "test"},
+        **{"accuracy": 0.25, "loss": 0.5, "n": 10, "seconds": 12.5},
     }
 
 
+def test_a_run_that_failed_before_it_measured_anything_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", done=False)
+    (run / "metrics.jsonl").unlink()
+    (run / "failed.json").write_text(json.dumps({"reason": "out of\nmemory", "attempts": 3}))
+    (row,) = read_runs([tmp_path]).rows(named=True)
+    assert (row["failed"], row["kind"], row["accuracy"], row["row"]) == ("out of memory", None, None, "erm")
+    (run / "failed.json").write_text("{")
+    assert read_runs([tmp_path])["failed"].to_list() == ["failed.json gives no reason"]
+
+
 def test_no_runs_give_an_empty_table_with_its_columns(tmp_path: Path) -> None:
+    assert read_runs([tmp_path]).is_empty()
+    assert {"row", "settings", "sources", "accuracy"} <= set(read_runs([tmp_path]).columns)
+
+
+def test_one_training_gives_a_row_for_its_models_and_one_for_their_average(tmp_path: Path) -> None:
+    measured = [record("eval", 0.5), record("final", 0.5, model="best"), record("final", 0.6, model="swad")]
+    make_run(tmp_path / "a", *measured, averaging="swad", hparams={"lr": 0.1})
     frame = read_runs([tmp_path])
-    assert frame.is_empty()
-    assert summarise(frame, ["algorithm"]).is_empty()
+    assert frame["row"].to_list() == ["erm", "erm", "swad"]
+    # the same training without an average: the same models at a step, so the same settings
+    make_run(tmp_path / "b", record("eval", 0.5), hparams={"lr": 0.1})
+    plain = read_runs([tmp_path / "b"])
+    assert plain["settings"][0] == frame["settings"][0] != frame["settings"][2]
 
 
-def test_mean_and_standard_error_over_seeds(tmp_path: Path) -> None:
-    for seed, accuracy in enumerate([0.5, 0.6, 0.7]):
-        make_run(tmp_path / f"erm{seed}", record("final", accuracy), seed=seed)
-    # seed 1 of agfa was never started; seed 2 has evaluations, but no final one yet
-    make_run(tmp_path / "agfa0", record("final", 0.9), algorithm="agfa")
-    make_run(tmp_path / "agfa2", record("eval", 0.1), algorithm="agfa", seed=2, done=False)
-    agfa, erm = summarise(read_runs([tmp_path]), ["algorithm"]).rows(named=True)
-    assert (erm["mean"], erm["seeds"]) == (pytest.approx(0.6), 3)
-    assert erm["standard_error"] == pytest.approx(0.1 / math.sqrt(3))
-    assert (agfa["mean"], agfa["standard_error"], agfa["seeds"]) == (0.9, None, 1)
-
-
-@pytest.mark.parametrize("together", [True, False], ids=["two targets of one run", "a run per target"])
-def test_the_mean_over_targets_comes_before_that_over_seeds(tmp_path: Path, together: bool) -> None:
-    for seed, (d, e) in enumerate([(0.2, 0.4), (0.5, 0.9)]):
-        of_d, of_e = record("final", d), record("final", e, domain="e")
-        if together:
-            make_run(tmp_path / f"r{seed}", of_d, of_e, seed=seed, target=["d", "e"])
-        else:
-            make_run(tmp_path / f"d{seed}", of_d, seed=seed)
-            make_run(tmp_path / f"e{seed}", of_e, seed=seed, target=["e"])
-    (row,) = summarise(read_runs([tmp_path]), ["dataset", "algorithm"]).rows(named=True)
-    assert (row["mean"], row["seeds"], row["targets"]) == (pytest.approx(0.5), 2, 2)  # of 0.3 and 0.7
-    assert row["standard_error"] == pytest.approx(0.2)
-    per_domain = summarise(read_runs([tmp_path]), ["algorithm", "domain"])
-    assert per_domain["mean"].to_list() == pytest.approx([0.35, 0.65])
-
-
-def test_a_seed_that_lacks_a_target_is_left_out_and_counted(tmp_path: Path) -> None:
-    make_run(tmp_path / "d0", record("final", 0.2))
-    make_run(tmp_path / "e0", record("final", 0.4, domain="e"), target=["e"])
-    make_run(tmp_path / "d1", record("final", 0.99), seed=1)
-    (row,) = summarise(read_runs([tmp_path]), ["algorithm"]).rows(named=True)
-    assert (row["mean"], row["seeds"], row["incomplete"]) == (pytest.approx(0.3), 1, 1)
-
-
-def test_only_the_target_test_split_of_final_models_counts(tmp_path: Path) -> None:
-    others = [
-        record("final", 1.0, split="oracle"),
-        record("final", 1.0, role="source", split="val", domain="a"),
-    ]
-    make_run(tmp_path / "r", record("eval", 1.0), *others, record("final", 0.5))
-    assert summarise(read_runs([tmp_path]), ["algorithm"])["mean"].to_list() == [0.5]
-
-
-def test_models_and_settings_are_never_mixed(tmp_path: Path) -> None:
-    make_run(tmp_path / "r", record("final", 0.5), record("final", 0.6, model="swad"))
-    frame = read_runs([tmp_path])
-    with pytest.raises(AgfaError, match="models: last, swad"):
-        summarise(frame, ["algorithm"])
-    assert summarise(frame, ["algorithm", "model"])["mean"].to_list() == [0.5, 0.6]
-    assert summarise(frame.filter(pl.col("model") == "swad"), ["algorithm"])["mean"].to_list() == [0.6]
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"seed": 3}, True),
+        ({"target": ["e"], "source": ["b"]}, True),
+        ({"out": "elsewhere", "devices": 2, "data": "/mnt/digits", "selection": "last"}, True),
+        ({"hparams": {"lr": 0.2}}, False),
+        ({"steps": 7}, False),
+        ({"backbone": "resnet18"}, False),
+        ({"stop_early": True, "averaging": "swad"}, False),  # then the average decides where the training ends
+    ],
+)
+def test_settings_are_all_that_decides_but_seed_and_domains(
+    tmp_path: Path, change: dict[str, Any], same: bool
+) -> None:
+    base = {"hparams": {"lr": 0.1}, "steps": 5}
+    make_run(tmp_path / "a", record("eval", 0.5), **base)
+    make_run(tmp_path / "b", record("eval", 0.5), **{**base, **change})
+    settings = read_runs([tmp_path])["settings"]
+    assert (settings[0] == settings[1]) is same
 
 
 def test_a_resumed_run_counts_its_later_record(tmp_path: Path) -> None:
@@ -141,12 +132,28 @@ def test_a_config_that_lacks_something_is_named(tmp_path: Path) -> None:
             read_runs([run])
 
 
-def test_losses_have_a_column_each(tmp_path: Path) -> None:
-    train = {"kind": "train", "seconds": 1.5, "images_per_second": 400}
-    first = {**train, "step": 100, "losses": {"nll": 0.5}}
-    second = {**train, "step": 200, "losses": {"nll": 0.25, "smcd": 2}}
-    run = make_run(tmp_path / "r", first, record("eval", 0.5), second)
-    frame = read_losses(run)
-    assert frame.columns == ["step", "seconds", "images_per_second", "loss_nll", "loss_smcd"]
-    assert frame["loss_nll"].to_list() == [0.5, 0.25]
-    assert frame["loss_smcd"].to_list() == [None, 2.0]
+def test_an_odd_log_takes_none_of_its_neighbours_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are read many at a time, and whatever polars cannot read is read line by line: the same comes out."""
+    for i in range(20):
+        make_run(tmp_path / f"{i:02}", record("eval", i / 100), record("final", i / 100), seed=i)
+    for i, odd in ((3, '{"kind": "ev'), (4, ""), (11, "\n\n"), (12, json.dumps(record("eval", 1, step=400.0)))):
+        with (tmp_path / f"{i:02}" / "metrics.jsonl").open("a") as log:
+            log.write(odd)
+    (tmp_path / "07" / "metrics.jsonl").write_text(json.dumps(record("eval", 0.07, loss=float("nan"))))
+    whole = read_runs([tmp_path])
+    monkeypatch.setattr(records, "CHUNK", 1)
+    assert whole.equals(read_runs([tmp_path]), null_equal=True)
+    by_seed = whole.group_by("seed", maintain_order=True).len().sort("seed")["len"].to_list()
+    assert by_seed == [2] * 7 + [1] + [2] * 4 + [3] + [2] * 7
+
+
+def test_a_configuration_is_read_as_the_training_reads_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", precision="32", lr=1e-5, swad=None, out="a: b")
+    assert read_config(run) == yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_a_moved_sweep_reads_the_same(tmp_path: Path) -> None:
+    make_run(tmp_path / "a" / "r", record("eval", 0.5))
+    before = read_runs([tmp_path / "a"]).drop("run")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert before.equals(read_runs([tmp_path / "b"]).drop("run"))

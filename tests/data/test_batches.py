@@ -129,26 +129,29 @@ def test_the_seed_counts() -> None:
     assert same(take(1, of, seed=1), take(1, of, seed=1))
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_shares_make_up_the_whole(processes: int) -> None:
+@pytest.mark.parametrize("augmentation", [None, Augmentation()])
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_shares_make_up_the_whole(processes: int, augmentation: Augmentation | None) -> None:
     of = parts(5, 9, 30)
-    whole = take(8, of, batch_size=8)
-    shares = [take(8, of, batch_size=8, share=(rank, processes)) for rank in range(processes)]
-    for step in range(8):
-        together = sorted(name for share in shares for name in names(share[step]))
-        assert together == sorted(names(whole[step]))
+    whole = take(6, of, batch_size=8, augmentation=augmentation)
+    shares = [
+        take(6, of, batch_size=8, augmentation=augmentation, share=(rank, processes)) for rank in range(processes)
+    ]
+    for step in range(6):
+        assert torch.equal(torch.cat([share[step].images for share in shares]), whole[step].images)
         for share in shares:
-            assert share[step].domains.tolist() == sorted([0, 1, 2] * (8 // processes))
+            assert len(share[step].images) == 24 // processes
+            assert all(torch.equal(*pair) for pair in zip(share[step][1:3], whole[step][1:3], strict=True))
+            assert share[step].sizes == whole[step].sizes == (8, 8, 8)
 
 
-def test_augmentation_differs_by_image_step_process_and_seed() -> None:
+def test_augmentation_differs_by_image_step_and_seed() -> None:
     class Photographs(Named):
         def __getitem__(self, i: Any) -> Any:
             return torch.randint(0, 256, (3, 20, 24), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
 
     of = [Part(Photographs(1, 0), np.zeros(1, np.int64), np.arange(1))]
-    options = [{"seed": seed, "share": (rank, 2)} for seed in range(2) for rank in range(2)]
-    images = torch.cat([b.images for o in options for b in take(2, of, augmentation=Augmentation(), **o)])
+    images = torch.cat([b.images for s in range(2) for b in take(2, of, augmentation=Augmentation(), seed=s)])
     assert len(images.flatten(1).unique(dim=0)) == len(images) == 16
     assert images.min() >= 0
     assert images.max() <= 1

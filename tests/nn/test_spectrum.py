@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agfa.nn.spectrum import NEGLIGIBLE, decompose, mix_amplitude, recompose, symmetric
+from agfa.nn.spectrum import NEGLIGIBLE, central_window, decompose, mix_amplitude, recompose, symmetric
 
 Array = NDArray[np.float64]
 KINDS = ["random", "constant", "black", "striped", "chequered", "pixel"]
@@ -230,3 +230,17 @@ def test_autocast_leaves_everything_in_float32(given):
         cast = mix_amplitude(x, generated, 0.5)
     assert (got.dtype, phasor.dtype, cast.dtype) == (torch.float32, torch.complex64, torch.float32)
     assert torch.equal(cast, plain)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.9, 0.5, 0.1, 0.0])
+@pytest.mark.parametrize("size", EVERY_SIZE)
+def test_central_window_is_the_shifted_crop_as_much_of_u_as_of_minus_u(size, ratio):
+    crop = [int(n * np.sqrt(ratio)) for n in size]
+    corner = [n // 2 - c // 2 for n, c in zip(size, crop, strict=True)]
+    full = np.zeros(size)
+    full[corner[0] : corner[0] + crop[0], corner[1] : corner[1] + crop[1]] = 1
+    full = np.fft.ifftshift(full)
+    mirrored = np.array([[full[-u, -v] for v in range(size[1])] for u in range(size[0])])
+    found = unfold(central_window(size, ratio).double().numpy(), size[1])
+    np.testing.assert_array_equal(found, (full + mirrored) / 2)
+    assert found.all() == (ratio == 1)

@@ -20,7 +20,7 @@ from agfa.data.batches import seed_of
 from agfa.errors import UsageError
 from agfa.training import checkpoint, model_file, run_folder, trainer
 from agfa.training.state import Training
-from support import QUICK, Agfa, flags, records, weights
+from support import QUICK, Agfa, flags, same, weights
 
 LONG = {
     **QUICK,
@@ -80,16 +80,6 @@ def forks() -> Iterator[Forks]:
     assert found.process.stdin is not None
     found.process.stdin.close()
     found.process.wait()
-
-
-def same(one: Path, other: Path) -> None:
-    """The two runs hold the same models and the same records."""
-    assert weights(one) == weights(other)
-    assert records(one) == records(other)
-    cards = [
-        {p.name: p.read_text() for p in run.rglob("*.json") if p.name != "environment.json"} for run in (one, other)
-    ]
-    assert cards[0] == cards[1]
 
 
 def test_killed_at_ten_moments(tiny: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def names() -> list[str]:
 
 def recipes() -> list[str]:
     """Every name that can be trained: methods and presets."""
-    return sorted([*names(), *(name for name, preset in PRESETS.items() if preset.method in names())])
+    found = names()
+    return sorted([*found, *(name for name, preset in PRESETS.items() if preset.method in found)])
 
 
 def get(name: str) -> Recipe:

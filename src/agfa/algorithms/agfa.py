@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from agfa.algorithms.base import Algorithm, Backward, Network, Problem, adam, descend, detached
+from agfa.algorithms.base import Algorithm, Backward, Network, Problem, adam, constant, descend, detached
 from agfa.algorithms.base import Hparams as BaseHparams
 from agfa.algorithms.search import Choice
 from agfa.data.batches import Batch
@@ -128,7 +128,8 @@ class AGFA(Algorithm):
             descend(loss, backward, model, generator)
         else:
             descend(loss, backward, model)
-            descend(-self.discrepancy(phi(x_t), y), backward, generator)
+            with constant(self.network):
+                descend(-self.discrepancy(phi(x_t), y), backward, generator)
         return shown | detached(discrepancy=discrepancy)
 
     def worst_case(self, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from agfa.algorithms.base import Algorithm, Backward, Hparams, Network, Problem, descend, detached
 from agfa.data.batches import Batch
 from agfa.nn.backbones import Backbone, widen
+from agfa.nn.shares import shared
 
 WIDTH, KERNEL = 64, 5  # of the context network, as the authors gave it to DomainBed
 
@@ -47,7 +48,7 @@ class ContextNetwork(Network):
     def features(self, x: Tensor, sizes: tuple[int, ...] | None = None) -> Tensor:
         """phi([x, context]); the batch is one group of images, or groups of these sizes."""
         mean, std = self.backbone.mean[:-1], self.backbone.std[:-1]
-        contexts = self.context((x - mean) / std).to(x.dtype).split_with_sizes(sizes or [len(x)])
+        contexts = shared(self.context, (x - mean) / std).to(x.dtype).split_with_sizes(sizes or [len(x)])
         of_group = [context.mean(0).expand_as(context) for context in contexts]
         return self.backbone(torch.cat([x, torch.cat(of_group)], dim=1))  # type: ignore[no-any-return]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -113,6 +114,19 @@ def descend(loss: Tensor, backward: Backward, *optimizers: Optimizer) -> None:
     torch.clear_autocast_cache()  # or this step's next pass would use the weights as they were
 
 
+@contextmanager
+def constant(module: nn.Module) -> Iterator[None]:
+    """Take a module's parameters as constants: gradients go through it, and no work or memory goes into its own."""
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
 def adam(
     *groups: tuple[Iterable[nn.Parameter], float],
     weight_decay: float = 0.0,
@@ -120,7 +134,7 @@ def adam(
 ) -> Adam:
     """Adam over (parameters, learning rate) groups."""
     listed = [{"params": list(parameters), "lr": lr} for parameters, lr in groups]
-    return Adam(listed, betas=betas, weight_decay=weight_decay, foreach=True)
+    return Adam(listed, betas=betas, weight_decay=weight_decay, fused=True)
 
 
 def detached(**losses: Tensor) -> dict[str, Tensor]:

@@ -69,9 +69,9 @@ def distributions(hparams: type[BaseModel]) -> dict[str, Distribution]:
     }
 
 
-def draw(hparams: type[BaseModel], seed: int) -> dict[str, Any]:
-    """The seed's draw of each of them. A hyperparameter's draw depends on the seed and on its own name alone."""
+def draw(hparams: type[BaseModel], *seeds: int) -> dict[str, Any]:
+    """The seeds' draw of each of them. A hyperparameter's draw depends on the seeds and on its own name alone."""
     return {
-        name: where.draw(np.random.default_rng([seed, *name.encode()]))
+        name: where.draw(np.random.default_rng([*seeds, *name.encode()]))
         for name, where in distributions(hparams).items()
     }

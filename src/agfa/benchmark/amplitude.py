@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,12 @@ from torch import Tensor
 
 from agfa import algorithms
 from agfa.algorithms.agfa import AGFA, HIDDEN
-from agfa.benchmark.figures import AmplitudeViews, Floats
+from agfa.benchmark.spectra import AmplitudeViews, Floats
+from agfa.data import catalog
+from agfa.data.augment import crop_resize, whole_boxes
+from agfa.data.batches import to_unit
+from agfa.data.domains import Domain
+from agfa.data.store import open_images
 from agfa.errors import UsageError
 from agfa.nn.generators import AmplitudeGenerator
 from agfa.nn.spectrum import decompose, mix_amplitude, recompose
@@ -26,15 +32,41 @@ def load_generator(run: Path) -> AmplitudeGenerator:
         UsageError: the run is not finished, or trained no such generator.
     """
     folder = RunFolder(run)
+    if not folder.players.exists():
+        raise UsageError(f"{run} keeps no generator: it takes a finished run of {AGFA.name}")
     settings = config.parse(config.read(run / "config.yaml"), config.CompleteConfig, str(run))
     ours = algorithms.get(settings.algorithm).method is AGFA and settings.hparams["target"] == "amplitude"
-    if not (ours and folder.players.exists()):
-        raise UsageError(f"{run} holds no amplitude generator: it takes a finished run of {AGFA.name}")
+    if not ours:
+        raise UsageError(f"{run} holds no amplitude generator, but another network beside its model")
     hidden = HIDDEN if settings.hparams["generator"] == "mlp" else None
     generator = AmplitudeGenerator(settings.channels, (settings.image_size, settings.image_size), hidden)
     tensors = safetensors.torch.load_file(folder.players)
     generator.load_state_dict({key.removeprefix("generator."): value for key, value in tensors.items()})
     return generator
+
+
+def example_views(run: Path) -> AmplitudeViews:
+    """The views of one image of each source domain of a run.
+
+    Raises:
+        UsageError: the run has no generator, or its images are not on this machine.
+    """
+    generator = load_generator(run)
+    settings = config.parse(config.read(run / "config.yaml"), config.CompleteConfig, str(run))
+    dataset, _ = catalog.load(settings.data)
+    size = settings.image_size
+    few = [_only(dataset[name], i) for i, name in enumerate(settings.source)]
+    images = open_images(dataclasses.replace(dataset, domains=tuple(few)), size, settings.channels)
+    shown = [images[name][0] for name in settings.source]
+    boxes = whole_boxes(torch.tensor([image.shape[1:] for image in shown]))
+    return amplitude_views(to_unit(crop_resize(shown, boxes, size), torch.device("cpu")), generator)
+
+
+def _only(domain: Domain, i: int) -> Domain:
+    """The domain with one of its images."""
+    i %= len(domain)
+    images = domain.images[i : i + 1] if isinstance(domain.images, np.ndarray) else [domain.images[i]]
+    return Domain(domain.name, domain.keys[i : i + 1], domain.labels[i : i + 1], images)
 
 
 @torch.no_grad()

@@ -1,162 +1,225 @@
-"""One HTML file that says what was measured: no network, no scripts, readable anywhere and in ten years."""
+"""From run folders to a report: its tables, its figures, and what is missing. `page.py` and `render.py` write it."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import IO, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+import polars as pl
+from matplotlib.figure import Figure
 
-from agfa.benchmark.figures import unique_ids
-from agfa.benchmark.records import is_done, read_config
+from agfa.benchmark.amplitude import example_views
+from agfa.benchmark.charts import ablation_figure, cost_figure, sensitivity_figure
+from agfa.benchmark.chosen import cost_table, costs, selected_table
+from agfa.benchmark.figures import learning_curves, to_pdf, to_svg
+from agfa.benchmark.missing import count, few, what_is_missing
+from agfa.benchmark.paired import differences, differences_table
+from agfa.benchmark.records import read_config, read_runs
+from agfa.benchmark.rows import title as name_of
+from agfa.benchmark.selection import SINGLE_SOURCE, Selection, select
+from agfa.benchmark.sensitivity import curve_table, curves
+from agfa.benchmark.spectra import amplitude_figure
+from agfa.benchmark.tables import (
+    Cell,
+    Table,
+    accuracies,
+    columns_of,
+    dataset_table,
+    groups_of,
+    measured_tables,
+    part,
+    published_tables,
+)
+from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
+from agfa.training.config import INCIDENTAL
 
-ENVIRONMENT = "environment.json"
-_NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method's result. Accuracies are fractions; None is what was not measured."""
-
-    method: str
-    mean: float | None
-    standard_error: float | None
-    seeds: int
-    source_accuracy: float | None = None
-    seconds: float | None = None
+_CHOSEN_BY = {
+    "training-domain": "by the validation images of the source domains",
+    "leave-one-domain-out": "by the accuracy on source domains that were held out in turn",
+    "oracle": "by 20% of the target's images, which nobody has in practice",
+}
 
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of `agfa.benchmark.figures` (its SVG is trusted), what it shows in words, and its caption."""
+    """A figure, what to call its files, what it shows in words, and its caption."""
 
-    svg: str
+    figure: Figure
+    name: str
     label: str
     caption: str
 
 
-def write_report(
-    path: Path,
-    *,
-    title: str,
-    runs: list[Path],
-    rows: list[Row],
-    settings: dict[str, object],
-    figures: list[ReportFigure],
-    notes: list[str],
-) -> Path:
-    """Write the report on `runs` to `path`, whole or not at all, and give back the path."""
-    template = _templates().get_template("report.html.j2")
-    html = template.render(
+@dataclass(frozen=True)
+class Report:
+    """All that a report says, in whatever form."""
+
+    title: str
+    statement: str
+    tables: tuple[Table, ...]
+    figures: tuple[ReportFigure, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    settings: dict[str, object] = field(default_factory=dict)
+    runs: tuple[Path, ...] = ()
+
+
+def build(roots: Sequence[Path], how: Selection, title: str = "agfa report", notes: Sequence[str] = ()) -> Report:
+    """The report on all runs at or below `roots`; with no roots, the paper's own tables.
+
+    Raises:
+        UsageError: there is no run.
+        AgfaError: a record that cannot be read.
+    """
+    if not roots:
+        statement = "The results tables of the paper, as it prints them. Nothing here was measured by agfa."
+        return Report("The paper's results", statement, tuple(published_tables()), notes=tuple(notes))
+    frame = read_runs(roots)
+    if frame.is_empty():
+        raise UsageError(f"no runs in {few(roots)}: a run is a folder with config.yaml and metrics.jsonl")
+    chosen = select(frame, how)
+    groups = groups_of(chosen)
+    found = curves(frame, how)
+    tables = [*measured_tables(chosen), *map(curve_table, found)]
+    tables += [table for group in groups if (table := _comparison(chosen, group)) is not None]
+    tables += [cost_table(chosen, *group) for group in groups]
+    figures = [
+        *_learning(frame),
+        *(
+            ReportFigure(
+                sensitivity_figure(curve),
+                f"{curve.dataset}-{curve.row}-{curve.hparam}",
+                f"Average accuracy of {name_of(curve.row)} on {curve.dataset} against {curve.hparam}",
+                f"{name_of(curve.row)} on {curve.dataset} ({curve.backbone}), {curve.hparam} alone varied: mean over "
+                "targets ± standard error over seeds.",
+            )
+            for curve in found
+        ),
+        *(figure for group in groups for figure in _of_table(chosen, group)),
+    ]
+    missing = [*what_is_missing(frame, chosen, how)]
+    for amplitude in _amplitudes(frame):
+        figures += [amplitude] if isinstance(amplitude, ReportFigure) else []
+        missing += [amplitude] if isinstance(amplitude, str) else []
+    return Report(
         title=title,
-        statement=_statement(runs, rows),
-        rows=rows,
-        best=max(filter(_is_number, (row.mean for row in rows)), default=None),
-        settings=list(_flat(settings)),
-        # numbered, so that no id occurs twice even when one figure is shown twice
-        figures=[
-            (Markup(unique_ids(figure.svg, f"figure{i}-")), figure.label, figure.caption)
-            for i, figure in enumerate(figures, 1)
-        ],
-        notes=[*_what_is_missing(runs, rows), *notes],
-        environment=_environment(runs),
+        statement=_statement(frame, how),
+        tables=(*tables, *([selected_table(chosen, how)] if groups else [])),
+        figures=tuple(figures),
+        missing=tuple(missing),
+        notes=tuple(notes),
+        settings=_common_settings(frame),
+        runs=tuple(map(Path, frame["run"].unique(maintain_order=True))),
     )
-    # "replace": a folder's name on disk may be no valid Unicode, and is still to be reported
-    replace(path, lambda file: file.write(html.encode("utf-8", errors="replace")))
-    return path
 
 
-def _templates() -> Environment:
-    templates = Environment(
-        loader=PackageLoader("agfa.benchmark", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"percent": _percent, "seconds": _seconds}
-    return templates
+def write_figures(figures: Sequence[ReportFigure], folder: Path) -> list[Path]:
+    """Every figure as SVG and as PDF."""
+    written = []
+    for figure in figures:
+        name = "".join(c if c.isalnum() or c in "-+." else "_" for c in figure.name)
+        for path, content in (
+            (folder / f"{name}.svg", to_svg(figure.figure).encode()),
+            (folder / f"{name}.pdf", to_pdf(figure.figure)),
+        ):
+            replace(path, partial(_write, content))
+            written.append(path)
+    return written
 
 
-def _statement(runs: list[Path], rows: list[Row]) -> str:
-    configs = [read_config(run) for run in runs]
-    datasets = _listed(Path(str(config.get("data"))).name for config in configs)
-    targets = _listed(str(name) for config in configs for name in config.get("target") or ())
-    what = f"{_count(len(runs), 'training')} of {_count(len(rows), 'method')}"
-    what += f" on {datasets}. " if datasets else ". "
-    if runs and not targets:
-        return what + "No domain was held out, so nothing was measured on one that the models had not seen."
-    unseen = f"the target ({targets})" if targets else "the target"
+def _write(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
+
+
+def _comparison(chosen: pl.DataFrame, group: tuple[str, str, str]) -> Table | None:
+    """The paired differences of one table."""
+    rows = part(chosen, *group)
+    found = differences(accuracies(rows), columns_of(rows, group[0], with_all=False))
+    return differences_table(f"{_named(group)}: differences", found) if found else None
+
+
+def _learning(frame: pl.DataFrame) -> Iterator[ReportFigure]:
+    """The learning curves of each dataset and backbone."""
+    evals = frame.filter(pl.col("kind") == "eval")
+    for (dataset, backbone), runs in evals.group_by("dataset", "backbone", maintain_order=True):
+        yield ReportFigure(
+            learning_curves(runs),
+            f"{dataset}-{backbone}-learning",
+            f"{dataset}, {backbone}: accuracy against training step, on source validation images and unseen domains",
+            f"{dataset}, {backbone}: accuracy along the training, before averaging. Unseen domains are only watched "
+            "here: no choice of model, step or setting is made by them.",
+        )
+
+
+def _of_table(chosen: pl.DataFrame, group: tuple[str, str, str]) -> Iterator[ReportFigure]:
+    """The ablation of AGFA, and accuracy against cost."""
+    table = dataset_table(part(chosen, *group), *group)
+    measured = [line for line in table.lines if line.origin == "measured" and isinstance(line.cells[-1], Cell)]
+    variants = {name_of(row) for row in chosen["row"].unique() if row.startswith("agfa") or row in ("erm", "swad")}
+    lines = [line for line in measured if line.label in variants]
+    if sum(line.label not in ("ERM", "SWAD") for line in lines) > 1:
+        yield ReportFigure(
+            ablation_figure(lines),
+            f"{group[0]}-{group[1]}-{group[2]}-ablation",
+            f"{_named(group)}: average accuracy of AGFA and of what is left when a part of it is taken away",
+            f"{_named(group)}: what each part of AGFA does; mean over columns ± standard error over seeds.",
+        )
+    points = costs(chosen, *group)
+    if len(points) > 1:
+        yield ReportFigure(
+            cost_figure(points),
+            f"{group[0]}-{group[1]}-{group[2]}-cost",
+            f"{_named(group)}: average accuracy against the seconds of a training",
+            f"{_named(group)}: what accuracy costs. An average of models costs the training that it is of.",
+        )
+
+
+def _amplitudes(frame: pl.DataFrame) -> Iterator[ReportFigure | str]:
+    """What the first finished generator of each dataset does, or why that cannot be shown."""
+    agfa = frame.filter("done", pl.col("row").is_in(["agfa", "agfa-no-swad"]))
+    for (dataset,), runs in agfa.group_by("dataset", maintain_order=True):
+        try:
+            views = example_views(Path(runs["run"][0]))
+        except AgfaError as error:
+            yield f"The amplitude figure of {dataset} is not here: {error}."
+            continue
+        yield ReportFigure(
+            amplitude_figure(views),
+            f"{dataset}-amplitude",
+            "Images, their phase and amplitude spectra, generated amplitudes, and the images made from them",
+            f"{dataset}: what AGFA's generator ends with, on one image of each source domain. An image's phase is "
+            "kept and its amplitude replaced by a generated one, or mixed half and half with it.",
+        )
+
+
+def _statement(frame: pl.DataFrame, how: Selection) -> str:
+    runs = frame.unique("run", maintain_order=True)
+    rows = frame.drop_nulls("row").filter(pl.col("kind").is_not_null())["row"].n_unique()
+    what = f"{count(runs.height, 'training')} of {count(rows, 'method')} on {few(runs['dataset'])}. "
     return what + (
-        f"Each model learnt from the source domains alone and was then measured on {unseen}, from which it "
-        "had learnt no image. Target accuracy is the share of the target's test images (80% of the domain) "
-        "that were given the right class: the mean over seeds, ± its standard error."
+        "Each model learnt from its source domains alone and was then measured on domains from which it had learnt "
+        "nothing: accuracy is the share of a target's test images (80% of the domain) that got the right class. "
+        f"Which model of which setting stands in a table was chosen {_CHOSEN_BY[how]}."
     )
 
 
-def _what_is_missing(runs: list[Path], rows: list[Row]) -> Iterator[str]:
-    unfinished = sum(not is_done(run) for run in runs)
-    if unfinished:
-        yield f"{unfinished} of {_count(len(runs), 'training')} not finished: the result is not final."
-    if any(row.seeds == 1 for row in rows):
-        yield "One seed gives no standard error: how much chance had to do with that result is not known."
-    if len({row.seeds for row in rows}) > 1:
-        yield "The methods were not measured with the same number of seeds."
-
-
-def _environment(runs: list[Path]) -> tuple[list[tuple[str, str]], str]:
-    """What the first run recorded of its machine, and what is to be said about it."""
-    found = [_read_environment(run) for run in runs]
-    if not found or not found[0]:
-        return [], "Versions and hardware were not recorded."
-    others = sum(other != found[0] for other in found)
-    differ = (
-        f" {_count(others, 'other training')} ran elsewhere, with other versions, or did not say." if others else ""
+def _common_settings(frame: pl.DataFrame) -> dict[str, object]:
+    """What the runs were set to: a value where all agree, else the several values."""
+    examples = frame.unique(["algorithm", "settings", "dataset"], maintain_order=True)["run"].unique(
+        maintain_order=True
     )
-    return list(_flat(found[0])), f"As the first training recorded them.{differ}"
+    values: dict[str, list[Any]] = {}
+    for run in examples:
+        for key, value in read_config(Path(run)).items():
+            if key not in {*INCIDENTAL, "hparams", "target", "source", "seed"}:
+                values.setdefault(key, []).append(value)
+    return {key: few(found) for key, found in values.items()}
 
 
-def _read_environment(run: Path) -> dict[str, Any]:
-    try:
-        environment = json.loads((run / ENVIRONMENT).read_bytes())
-    except (OSError, ValueError):  # the results do not depend on it; the report says that it is missing
-        return {}
-    return environment if isinstance(environment, dict) else {}
-
-
-def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name} ")
-        elif isinstance(value, list | tuple):
-            yield f"{prefix}{name}", ", ".join(map(str, value)) or "none"
-        else:
-            yield f"{prefix}{name}", "not set" if value is None else str(value)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
-
-
-def _percent(value: float | None) -> str:
-    return f"{100 * value:.1f}" if _is_number(value) else _NOT_MEASURED
-
-
-def _seconds(value: float | None) -> str:
-    if not _is_number(value):
-        return _NOT_MEASURED
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+def _named(group: tuple[str, str, str]) -> str:
+    dataset, backbone, protocol = group
+    return f"{dataset}, {backbone}" + (", single source" if protocol == SINGLE_SOURCE else "")

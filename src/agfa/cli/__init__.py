@@ -9,12 +9,13 @@ from typing import NoReturn
 import cyclopts
 from pydantic import ValidationError
 
-from agfa.cli import data, models, training  # their commands join the application
+from agfa import errors
+from agfa.cli import bench, benchmark, data, models, report, training  # their commands join the application
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
 from agfa.training.config import TrainConfig
 
-__all__ = ["app", "data", "main", "models", "training"]
+__all__ = ["app", "bench", "benchmark", "data", "main", "models", "report", "training"]
 
 
 def main() -> NoReturn:
@@ -35,7 +36,8 @@ def main() -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"agfa: {_one_line(error)}", file=sys.stderr)
+        if errors.speaks:
+            print(f"agfa: {_one_line(error)}", file=sys.stderr)
         bad_use = isinstance(error, cyclopts.CycloptsError)
         sys.exit(2 if bad_use else getattr(error, "exit_status", 1))
 

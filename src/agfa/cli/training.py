@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agfa.cli.app import app
-from agfa.cli.show import percent, table
+from agfa.cli.show import console, table
 from agfa.training.config import TrainConfig, parse, read
 
 NOTHING = TrainConfig()  # no setting given
@@ -23,25 +23,13 @@ def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
         out: where the runs and report.html go; the same command goes on where it stopped.
         seeds: trainings of each method.
     """
+    from agfa.benchmark import render
     from agfa.benchmark.demo import run_demo
     from agfa.training.progress import Display
 
-    rows, report = run_demo(out, seeds, Display())
-    table(
-        ("method", "unseen domain", "source validation", "seeds", "seconds a training"),
-        [
-            (
-                row.method,
-                percent(row.mean) + ("" if row.standard_error is None else f" ± {percent(row.standard_error)}"),
-                percent(row.source_accuracy),
-                row.seeds,
-                f"{row.seconds:.0f}",
-            )
-            for row in rows
-        ],
-    )
-    print("accuracy in percent, mean ± standard error over seeds")
-    print(f"report: {report.resolve()}")
+    report, page = run_demo(out, seeds, Display())
+    render.terminal(report.tables[:3], report.missing, console())
+    print(f"report: {page.resolve()}")
 
 
 @app.command

@@ -119,12 +119,17 @@ def draw(n: int, augmentation: Augmentation, generator: torch.Generator) -> Draw
 
 
 @torch.no_grad()
-def flip_and_color(x: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
+def flip_and_color(
+    x: Tensor, augmentation: Augmentation, generator: torch.Generator, share: tuple[int, int] = (0, 1)
+) -> Tensor:
     """Flip, and change the colors of, each image of a float batch (n x C x H x W) in [0, 1], on its device.
 
-    Only images of three channels have colors; others are flipped and no more.
+    Only images of three channels have colors; others are flipped and no more. With `share` = (k, m), x is the k-th
+    of m parts of a batch, and gets what it would in the whole.
     """
-    draws = draw(len(x), augmentation, generator)
+    k, m = share
+    whole = draw(len(x) * m, augmentation, generator)
+    draws = Draws(*(drawn[k * len(x) : (k + 1) * len(x)] for drawn in whole))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     step = max(1, IN_CACHE // math.prod(x.shape[1:]) if x.device.type == "cpu" else len(x))
     for start in range(0, len(x), step):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agfa.data.augment import Augmentation, crop_resize, flip_and_color, random_boxes, whole_boxes
+from agfa.data.augment import Augmentation, Map, crop_resize, flip_and_color, random_boxes, whole_boxes
 from agfa.data.domains import IntArray
 from agfa.data.store import Images
 
@@ -76,47 +77,69 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """The minibatches of steps `first_step`, `first_step` + 1, ...: `batch_size` images of each part.
 
-    `share` = (rank, processes): this process's part of the joint minibatch. Images are read, cropped and resized
-    ahead, in threads; the rest of the augmentation happens on `device`.
+    With `share` = (rank, processes), the rest of a minibatch comes with one process's part of its images alone, the
+    rank-th when it is cut evenly. Images are read, cropped and resized ahead, in threads; the rest of the
+    augmentation happens on `device`.
     """
     rank, processes = share
+    n = batch_size * len(parts) // processes
+    mine = slice(rank * n, (rank + 1) * n)
 
     def read(step: int) -> tuple[Tensor, Tensor, torch.Generator]:
-        generator = torch.Generator().manual_seed(seed_of(seed, step, rank, AUGMENTATION))
+        generator = torch.Generator().manual_seed(seed_of(seed, step, 0, AUGMENTATION))
         images: list[Tensor] = []
         labels: list[int] = []
         for d, part in enumerate(parts):
-            places = part.indices[sample(len(part), batch_size, step, (seed, d))][rank::processes]
-            images += [part.images[i] for i in places.tolist()]
+            places = part.indices[sample(len(part), batch_size, step, (seed, d))]
+            images += [part.images[i] for i in places.tolist()]  # views: nothing is read of them here
             labels += part.labels[places].tolist()
         sizes = torch.tensor([image.shape[1:] for image in images])
         boxes = whole_boxes(sizes) if augmentation is None else random_boxes(sizes, augmentation, generator)
-        pixels = crop_resize(images, boxes, image_size, pool.map)
+        pixels = crop_resize(images[mine], boxes[mine], image_size, pool.map)
         if device.type == "cuda":
             pixels = pixels.pin_memory()
         return pixels, torch.tensor(labels), generator
 
-    size = batch_size // processes
-    domains = torch.arange(len(parts)).repeat_interleave(size).to(device)
+    domains = torch.arange(len(parts)).repeat_interleave(batch_size).to(device)
     workers = max(1, (os.cpu_count() or 1) // processes)
-    with ThreadPoolExecutor(workers) as pool, closing(_ahead(read, first_step)) as batches:
+    with ThreadPoolExecutor(workers) as pool, closing(_ahead(read, count(first_step))) as batches:
         for pixels, labels, generator in batches:
             x = to_unit(pixels, device)
             if augmentation is not None:
-                x = flip_and_color(x, augmentation, generator)
-            yield Batch(x, labels.to(device, non_blocking=True), domains, (size,) * len(parts))
+                x = flip_and_color(x, augmentation, generator, share)
+            yield Batch(x, labels.to(device, non_blocking=True), domains, (batch_size,) * len(parts))
 
 
 def evaluation_batches(
     part: Part, *, batch_size: int, image_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image of the part once, whole, squashed to the size: (images in [0, 1], labels)."""
-    for start in range(0, len(part), batch_size):
+    """Every image of the part once, whole, squashed to the size: (images in [0, 1], labels).
+
+    They are read ahead, in threads.
+    """
+
+    def read(start: int) -> tuple[Tensor, Tensor]:
         places = part.indices[start : start + batch_size]
-        images = [part.images[i] for i in places.tolist()]
-        boxes = whole_boxes(torch.tensor([image.shape[1:] for image in images]))
-        x = to_unit(crop_resize(images, boxes, image_size), device)
-        yield x, torch.from_numpy(part.labels[places]).to(device)
+        pixels = _squash([part.images[i] for i in places.tolist()], image_size, pool.map)
+        return pixels.pin_memory() if device.type == "cuda" else pixels, torch.from_numpy(part.labels[places])
+
+    starts = range(0, len(part), batch_size)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, closing(_ahead(read, starts)) as batches:
+        for pixels, labels in batches:
+            yield to_unit(pixels, device), labels.to(device, non_blocking=True)
+
+
+def squashed(part: Part, image_size: int) -> Part:
+    """The part with its images squashed to the size already, and kept in memory: each is read once."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pixels = _squash([part.images[i] for i in part.indices.tolist()], image_size, pool.map)
+    images: Images = pixels  # type: ignore[assignment]  # indexed like a Sequence
+    return Part(images, part.labels[part.indices], np.arange(len(part)))
+
+
+def _squash(images: Sequence[Tensor], image_size: int, map: Map) -> Tensor:
+    """Whole images, squashed to the size."""
+    return crop_resize(images, whole_boxes(torch.tensor([image.shape[1:] for image in images])), image_size, map)
 
 
 def to_unit(pixels: Tensor, device: torch.device) -> Tensor:
@@ -129,34 +152,32 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _ahead(produce: Callable[[int], T], first: int, depth: int = 3) -> Generator[T, None, None]:
-    """produce(first), produce(first + 1), ... made `depth` ahead in a thread of their own; errors come through."""
+def _ahead(produce: Callable[[int], T], numbers: Iterable[int], depth: int = 3) -> Generator[T, None, None]:
+    """`produce` of each number, made `depth` ahead in a thread of their own; errors come through."""
     ready: queue.Queue[T | BaseException] = queue.Queue(depth)
     stop = threading.Event()
 
-    def work() -> None:
-        step = first
+    def put(made: T | BaseException) -> None:
         while not stop.is_set():
-            made: T | BaseException
             try:
-                made = produce(step)
-            except BaseException as error:
-                made = error
-            while not stop.is_set():
-                try:
-                    ready.put(made, timeout=0.1)
-                    break
-                except queue.Full:
-                    pass
-            if isinstance(made, BaseException):
-                return
-            step += 1
+                return ready.put(made, timeout=0.1)
+            except queue.Full:
+                pass
+
+    def work() -> None:
+        try:
+            for number in numbers:
+                if stop.is_set():
+                    return
+                put(produce(number))
+            put(StopIteration())
+        except BaseException as error:
+            put(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        while True:
-            made = ready.get()
+        while not isinstance(made := ready.get(), StopIteration):
             if isinstance(made, BaseException):
                 raise made
             yield made

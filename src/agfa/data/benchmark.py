@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from agfa.data.domains import DomainDataset, from_folder
+import numpy as np
+
+from agfa.data.domains import Domain, DomainDataset, from_folder
 from agfa.data.store import cache_folder
 from agfa.errors import UsageError
 
@@ -130,6 +132,11 @@ class Benchmark:
             how = f"agfa data get {self.name}, or put it in {self.home} ($AGFA_DATA says where)"
             raise UsageError(f"{self.name} is not on this machine; {how}")
         return self.load_from(folder)
+
+    def outline(self) -> DomainDataset:
+        """The names of its domains, without an image: it need not be on this machine."""
+        nothing = np.empty(0, dtype=np.int64)
+        return DomainDataset(self.name, (), tuple(Domain(place.name, (), nothing, ()) for place in self.places))
 
     def load_from(self, folder: Path) -> DomainDataset:
         """The dataset in that folder, likewise."""

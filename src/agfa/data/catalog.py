@@ -235,13 +235,23 @@ def benchmark(name: str) -> Benchmark:
     return CATALOG[name.lower()]
 
 
+def known_as(data: str) -> Benchmark | None:
+    """The benchmark that `data` names, unless there is a folder of that name."""
+    return None if Path(data).expanduser().is_dir() else CATALOG.get(data.lower())
+
+
 def load(data: str) -> tuple[DomainDataset, Settings]:
     """The dataset called `data`, or one's own there (agfa.data.own), and its settings. A folder wins over a name."""
-    path = Path(split(data)[0]).expanduser()
-    if data.lower() in CATALOG and not path.is_dir():
-        known = CATALOG[data.lower()]
+    if known := known_as(data):
         return known.load(), known.settings
+    path = Path(split(data)[0]).expanduser()
     bare = path.parent == Path() and not data.startswith(HUB) and not is_table(data)
     if bare and not path.exists():  # more likely a name than a path
         raise UsageError(f"no folder here and {unknown('dataset', data, [b.name for b in BENCHMARKS])}")
     return read_own(data), Settings()
+
+
+def outline(data: str) -> tuple[DomainDataset, Settings]:
+    """As `load` gives it; of a known dataset, which need not be on this machine, the names of its domains alone."""
+    known = known_as(data)
+    return (known.outline(), known.settings) if known else load(data)

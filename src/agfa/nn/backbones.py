@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from agfa.errors import AgfaError, UsageError, unknown
+from agfa.nn.shares import shared
 
 # The weights that this field uses under a plain name; timm's own default tag is another training recipe.
 FIELD_TAGS = {"resnet18": "resnet18.tv_in1k", "resnet50": "resnet50.tv_in1k"}
@@ -44,13 +46,15 @@ class Backbone(nn.Module):
         super().__init__()
         self.body, self.n_features, self.tag = body, n_features, tag
         self.freeze_batchnorm = freeze_batchnorm
+        self.compiled: Callable[[Tensor], Tensor] | None = None  # the body for training steps (agfa.nn.fast)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
         self.train(self.training)  # a new module is in training mode: freeze now, not at the first call of train()
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of images in [0, 1], in full precision under autocast too: losses are made of them."""
-        features: Tensor = self.body((x - self.mean) / self.std)
+        fast = self.compiled if torch.is_grad_enabled() else None
+        features = shared(self.body, (x - self.mean) / self.std, fast)
         return features if features.dtype == torch.float64 else features.float()
 
     def train(self, mode: bool = True) -> Backbone:
@@ -204,7 +208,7 @@ def weights_hash(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for key, value in sorted(module.state_dict().items()):
         digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.ndim else b"")
+        digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() if value.ndim else b"")
     return digest.hexdigest()[:16]
 
 

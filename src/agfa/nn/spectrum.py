@@ -10,6 +10,8 @@ mixing amplitudes is mixing images, and a generator's gradient flows through the
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,23 @@ def mix_amplitude(x: Tensor, generated: Tensor, strength: Tensor | float = 1.0) 
     _, phasor = decompose(x.detach())
     x = _full_precision(x)
     return (1 - strength) * x + strength * recompose(generated, phasor, (x.shape[-2], x.shape[-1]))
+
+
+def central_window(size: tuple[int, int], ratio: float) -> Tensor:
+    """Which of a half spectrum's frequencies lie in a crop around zero, of `ratio` of the full spectrum's area.
+
+    The crop has int(√ratio·H) rows and int(√ratio·W) columns. Where it is even, its rim is 1/2: it reaches one
+    frequency further on one side than on the other, and a real image has as much of u as of -u.
+    """
+
+    def inside(length: int) -> Tensor:
+        crop = int(length * math.sqrt(ratio))
+        frequency = (torch.arange(length) + length // 2) % length - length // 2
+        return (frequency >= -(crop // 2)) & (frequency < crop - crop // 2)
+
+    full = torch.outer(inside(size[0]), inside(size[1])).float()
+    mirrored = full.flip(0, 1).roll((1, 1), (0, 1))
+    return ((full + mirrored) / 2)[:, : size[1] // 2 + 1]
 
 
 def _full_precision(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from agfa.errors import UsageError
 from agfa.nn.backbones import Backbone, ConvNet
+from agfa.nn.shares import in_even_shares, whole
 
 STAGES = (1, 2, 3, 4)
 FEATURES = 5  # for `upto` and `onward`: after all stages and the pooling, where the feature vector is
@@ -70,8 +71,9 @@ def stage_channels(backbone: Backbone, image_shape: tuple[int, int, int]) -> dic
 def after_stages(backbone: Backbone, changes: Mapping[int, Change]) -> Iterator[None]:
     """Change the feature maps that the stages give, for as long as the block lasts."""
     ends = stages(backbone)
+    compiled, backbone.compiled = backbone.compiled, None  # compiled code does not see hooks
     handles = [
-        ends[stage].register_forward_hook(lambda module, given, maps, change=change: change(maps))
+        ends[stage].register_forward_hook(lambda module, given, maps, change=change: whole(change, maps))
         for stage, change in changes.items()
     ]
     try:
@@ -79,6 +81,7 @@ def after_stages(backbone: Backbone, changes: Mapping[int, Change]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+        backbone.compiled = compiled
 
 
 class _ReachedError(Exception):
@@ -105,7 +108,8 @@ def upto(backbone: Backbone, stage: int, x: Tensor) -> Tensor:
 def onward(backbone: Backbone, stage: int, maps: Tensor, x: Tensor) -> Tensor:
     """The features that the backbone makes of `maps`, as if `stage` had given them; x: images of the same size.
 
-    Any backbone runs from its beginning, so one image goes through the stages before; it leaves no trace in them.
+    Any backbone runs from its beginning, so one image (of each process) goes through the stages before; it leaves no
+    trace in them.
     """
     if stage == FEATURES:
         return maps
@@ -117,6 +121,6 @@ def onward(backbone: Backbone, stage: int, maps: Tensor, x: Tensor) -> Tensor:
 
     try:
         with after_stages(backbone.eval(), {stage: put}):
-            return backbone(x[:1])  # type: ignore[no-any-return]
+            return backbone(x[: in_even_shares(len(maps))])  # type: ignore[no-any-return]
     finally:
         backbone.train(training)

@@ -43,17 +43,28 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
     augment: bool | None = Field(None, description="random crop, flip, colour jitter, grayscale")
     steps: int | None = Field(None, ge=1, description="optimiser steps")
     evaluate_every: int | None = Field(None, ge=1, description="V: steps between evaluations")
-    batch_size: int | None = Field(
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        ge=1,
-        description="images through the backbone per source domain and step (AGFA: half are generated)",
+        description="images through the backbone per source domain and step (AGFA: half are generated); "
+        "auto: as many as fit into memory",
+    )
+    accumulate: int = Field(
+        1, ge=1, description="passes through the backbone that share a minibatch's images: less memory, same result"
+    )
+    activation_checkpointing: bool = Field(
+        False, description="compute activations twice rather than keep them: less memory, same result"
     )
     val_fraction: float = Field(0.2, gt=0, lt=1, description="share of each domain held out for validation")
     stratified: bool = Field(False, description="hold out that share of each class")
-    track_target: bool = Field(True, description="evaluate held-out domains along the way too (never selects)")
+    track_target: bool | None = Field(
+        None,
+        description="evaluate held-out domains along the way too; only oracle selects by them (default: if oracle)",
+    )
     allow_missing_classes: bool = Field(False, description="train although a source domain lacks a class")
     seed: int = Field(0, ge=0, description="of splits, initial weights, order and noise")
     precision: Literal["32", "bf16-mixed"] = Field("32", description="of the arithmetic in the networks")
+    compile: bool = Field(True, description="torch.compile the backbone where that pays: on a GPU")
+    deterministic: bool = Field(False, description="only kernels that give the same bits each time, not the fastest")
     accelerator: str = Field("auto", description="cpu, cuda, mps or auto")
     devices: int = Field(1, ge=1, description="processes on this machine (torchrun: leave it)")
     checkpoint_seconds: float = Field(30, ge=0, description="least time between checkpoints")
@@ -69,6 +80,7 @@ class CompleteConfig(TrainConfig, frozen=True):
     selection: Selection
     backbone: str
     freeze_batchnorm: bool
+    track_target: bool
     image_size: int
     channels: Channels
     augment: bool
@@ -84,7 +96,10 @@ class CompleteConfig(TrainConfig, frozen=True):
 
 
 # These change where and how fast a run goes, not what comes out of it: a resumed run may differ in them.
-INCIDENTAL = {"out", "accelerator", "devices", "checkpoint_seconds"}
+INCIDENTAL = {
+    *("out", "accelerator", "devices", "compile", "deterministic"),
+    *("checkpoint_seconds", "accumulate", "activation_checkpointing"),
+}
 
 
 C = TypeVar("C", bound=TrainConfig)

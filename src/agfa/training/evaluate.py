@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agfa.data.batches import Part, evaluation_batches
+from agfa.data.batches import Part, evaluation_batches, squashed
 
 BATCH = 256
+KEPT = 2**30  # bytes of images kept for the next evaluation; those beyond are read again
 
 
 class Score(NamedTuple):
@@ -27,6 +28,23 @@ class Score(NamedTuple):
         """From the sums that `totals` returns, of one process or added over several."""
         right, loss, n = totals.tolist()
         return cls(right / max(1, n), loss / max(1, n), int(n))
+
+
+class Kept:
+    """Parts whose images are squashed once for all evaluations, as many as there is room for."""
+
+    def __init__(self, image_size: int) -> None:
+        self.image_size, self.room = image_size, KEPT
+        self.parts: dict[object, Part] = {}
+
+    def __call__(self, key: object, part: Part) -> Part:
+        """The part as it was kept under this key."""
+        if key not in self.parts:
+            size = len(part) * self.image_size**2 * len(part.images[0])
+            fits = size <= self.room
+            self.room -= size if fits else 0
+            self.parts[key] = squashed(part, self.image_size) if fits else part
+        return self.parts[key]
 
 
 Scores = dict[tuple[str, str, str], Score]  # of (role, domain, split)
@@ -47,8 +65,9 @@ def totals(
     """
     order = np.random.default_rng(0).permutation(len(part))
     part = Part(part.images, part.labels, part.indices[order])
-    training = network.training
+    training, tuning = network.training, torch.backends.cudnn.benchmark
     network.eval()
+    torch.backends.cudnn.benchmark = False  # it would tune for every domain's odd last batch, for seconds each
     right = torch.zeros((), dtype=torch.float64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
     with autocast or nullcontext():
@@ -57,6 +76,7 @@ def totals(
             right += (logits.argmax(-1) == y).sum()
             loss += F.cross_entropy(logits, y, reduction="sum")
     network.train(training)
+    torch.backends.cudnn.benchmark = tuning
     return torch.stack([right, loss, torch.full_like(loss, len(part))])
 
 

@@ -68,6 +68,8 @@ class Display:
 
             def advance(step: int, losses: dict[str, Tensor]) -> None:
                 nonlocal shown, shown_at
+                if bar.disable:
+                    return
                 now = time.monotonic()
                 if now - shown_at < 1:
                     bar.update(task, completed=step)

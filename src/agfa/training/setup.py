@@ -11,12 +11,14 @@ from agfa import algorithms
 from agfa.algorithms.base import Algorithm, Problem
 from agfa.data import catalog
 from agfa.data.batches import Part
+from agfa.data.benchmark import Settings
 from agfa.data.domains import DomainDataset
 from agfa.data.own import FORMS
 from agfa.data.splits import Roles, assign_roles, hold_out
 from agfa.data.store import Images
 from agfa.errors import UsageError
 from agfa.nn.backbones import build_backbone
+from agfa.nn.recompute import recompute_blocks
 from agfa.training.config import CompleteConfig, TrainConfig, parse
 
 
@@ -25,6 +27,12 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
     if config.data is None:
         raise UsageError(f"say what to train on: --data with {FORMS}, or one of {', '.join(catalog.CATALOG)}")
     dataset, settings = catalog.load(config.data)
+    done, roles = resolve(config, dataset, settings)
+    return done, dataset, roles
+
+
+def resolve(config: TrainConfig, dataset: DomainDataset, settings: Settings) -> tuple[CompleteConfig, Roles]:
+    """Likewise, from the names of the dataset's domains alone: its images need not be here."""
     roles = assign_roles(dataset, config.target, config.source)
     recipe = algorithms.get(config.algorithm)
     method = recipe.method
@@ -37,6 +45,7 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         "selection": "validation" if averaging == "none" else averaging,
         "backbone": settings.backbone,
         "freeze_batchnorm": config.weights != "none",
+        "track_target": config.selection == "oracle",
         "image_size": settings.image_size,
         "channels": settings.channels,
         "augment": settings.augment,
@@ -47,6 +56,8 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
     }
     given = config.model_dump()
     chosen = {key: value if value is not None else defaults.get(key) for key, value in given.items()}
+    if config.batch_size == "auto":  # until agfa.training.memory has found it
+        chosen["batch_size"] = method.passes(hparams)
     chosen |= {"algorithm": recipe.name, "hparams": hparams.model_dump(mode="json")}
     chosen |= {"target": roles.targets, "source": roles.sources}
     done = parse(chosen, CompleteConfig)
@@ -65,7 +76,7 @@ def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]
         raise UsageError(f"selection {done.selection} needs --averaging {done.selection}")
     if done.selection == "oracle" and not (roles.targets and done.track_target):
         raise UsageError("selection oracle needs a --target, and --track-target")
-    return done, dataset, roles
+    return done, roles
 
 
 def _default_folder(config: TrainConfig, what: str, dataset: DomainDataset, roles: Roles) -> Path:
@@ -118,6 +129,11 @@ def build(config: CompleteConfig, dataset: DomainDataset, splits: Splits) -> Alg
     backbone = build_backbone(
         config.backbone, config.channels, config.image_size, config.weights, config.freeze_batchnorm
     )
+    if config.activation_checkpointing and not recompute_blocks(backbone.body):
+        raise UsageError(
+            f"{backbone.tag} has no blocks whose activations could be computed twice; in place of "
+            "--activation-checkpointing use --accumulate"
+        )
     problem = Problem(
         n_classes=len(dataset.classes),
         n_domains=len(splits.train),

@@ -15,6 +15,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from agfa.algorithms.base import Network
@@ -28,9 +29,13 @@ from agfa.data.store import open_images
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.nn.backbones import weights_hash
+from agfa.nn.exchange import Share
+from agfa.nn.fast import quicken
+from agfa.nn.shares import sharing
 from agfa.training import checkpoint, model_file, processes
 from agfa.training.config import CompleteConfig, TrainConfig
-from agfa.training.evaluate import Score, Scores, mean_accuracy, mean_loss, totals
+from agfa.training.evaluate import Kept, Score, Scores, mean_accuracy, mean_loss, totals
+from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
@@ -68,26 +73,68 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
     display = display or Display(quiet=True)
     config, dataset, roles = complete(settings)
     folder = RunFolder(config.out)
-    if folder.done.exists():
-        folder.claim(config)
-        display.say(f"{folder.path} is finished already; delete it to train anew")
-        return _finished(folder, config)
-    require_trainable(dataset, roles, config.allow_missing_classes)
+    automatic = settings.batch_size == "auto"
+    if automatic and folder.metrics.exists():
+        config = config.model_copy(update={"batch_size": folder.batch_size()})
+    if not folder.done.exists():
+        require_trainable(dataset, roles, config.allow_missing_classes)
+        with folder.held() if processes.is_first_process() else nullcontext():
+            if not folder.done.exists():  # another process may just have finished it
+                return _launch(config, dataset, roles, folder, display, automatic)
+    folder.claim(config)
+    display.say(f"{folder.path} is finished already; delete it to train anew")
+    return _finished(folder, config)
 
+
+def _launch(
+    config: CompleteConfig,
+    dataset: DomainDataset,
+    roles: Roles,
+    folder: RunFolder,
+    display: Display,
+    automatic: bool,
+) -> Run:
+    """Claim the folder, see to the images and, if that is automatic, to batch_size; then train in every process.
+
+    The first process holds the folder.
+    """
     fabric = processes.prepare(config)
     writer = processes.is_first_process()
     display = display if writer else Display(quiet=True)
+    if not automatic:
+        processes.require_even_shares(config, len(roles.sources), fabric.world_size)
     if writer:  # before there are others, who could only wait, or fail with it
         folder.claim(config)
         with display.images() as seen:
-            open_images(dataset, config.image_size, config.channels, seen)
+            images = open_images(dataset, config.image_size, config.channels, seen)
+        if automatic and not folder.metrics.exists():
+            config = largest_batch(config, dataset, split(dataset, images, roles, config), fabric)
+            display.say(f"batch size {config.batch_size}: as many images as fit")
+            folder.claim(config)
     fabric.launch()
+    with processes.ending_together(fabric):
+        if automatic:
+            config = config.model_copy(update={"batch_size": fabric.broadcast(config.batch_size)})
+        return _train(config, dataset, roles, folder, fabric, display)
+
+
+def _train(
+    config: CompleteConfig,
+    dataset: DomainDataset,
+    roles: Roles,
+    folder: RunFolder,
+    fabric: Fabric,
+    display: Display,
+) -> Run:
+    """Train in this process, one of one or more."""
+    writer = processes.is_first_process()
     fabric.barrier()
     splits = split(dataset, open_images(dataset, config.image_size, config.channels), roles, config)
     training = Training(build(config, dataset, splits), _averaging(config))
     algorithm, averaging, network = training.algorithm, training.averaging, training.algorithm.network
     initial_weights = weights_hash(network.backbone)
     algorithm.to(fabric.device)
+    quicken(algorithm, config.compile and fabric.device.type == "cuda", display.say)
 
     saved = checkpoint.load(folder.checkpoint)
     if saved is not None:
@@ -103,10 +150,13 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
         state = {"training": training.state_dict(), "data": dataset.fingerprint(), "log_size": log_size}
         checkpoint.save(folder.checkpoint, state)
 
+    kept = Kept(config.image_size)
+
     def measure(autocast: AbstractContextManager[object], targets: bool = True) -> Scores:
         found = {}
         for role, name, part_name, part in splits.evaluated(targets):
             mine = Part(part.images, part.labels, part.indices[fabric.global_rank :: fabric.world_size])
+            mine = kept((role, name, part_name), mine)
             counted = totals(network, mine, config.image_size, fabric.device, autocast)
             found[role, name, part_name] = Score.of(fabric.all_reduce(counted, reduce_op="sum"))  # type: ignore[arg-type]  # a tensor in, a tensor out
         return found
@@ -121,18 +171,24 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
         device=fabric.device,
         share=(fabric.global_rank, fabric.world_size),
     )
-    backward = processes.joint_backward(fabric)
+    share = Share(fabric.global_rank, fabric.world_size, config.accumulate)
+    backward = processes.joint_backward(share)
     images_per_step = config.batch_size * len(splits.train)
     began = recorded_at = saved_at = time.monotonic()
     earlier = training.seconds
     sums: dict[str, Tensor] = {}
 
     algorithm.train()
-    with closing(batches), display.training(training.step, config.steps, images_per_step) as advance:
+    with (
+        closing(batches),
+        processes.kernels(config.deterministic),
+        display.training(training.step, config.steps, images_per_step) as advance,
+    ):
         while not training.over(config):
-            torch.manual_seed(seed_of(config.seed, training.step, fabric.global_rank, NOISE))
+            torch.manual_seed(seed_of(config.seed, training.step, 0, NOISE))
             batch, algorithm.step = next(batches), training.step
-            with fabric.autocast():
+            batch = batch._replace(images=share.gather(batch.images))
+            with fabric.autocast(), sharing(share):
                 losses = algorithm.update(batch, backward)
             training.step += 1
             if averaging is not None:
@@ -178,7 +234,7 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
             if name == config.chosen:
                 model_file.save(folder.path / "model", state, named)
     if writer:
-        others = {k: v for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
+        others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
         if others:
             replace(folder.players, lambda f: f.write(safetensors.torch.save(others)))
         folder.finish()

@@ -1,0 +1,144 @@
+"""ResNet's blocks on a CPU: shift, shortcut and ReLU inside the convolutions.
+
+A CPU spends almost half of a step reading and writing maps between the convolutions. oneDNN adds the bias and the
+shortcut and takes the ReLU while a convolution writes its result; here are the gradients that go with that. Where the
+block begins with a 1x1 convolution, its input's gradient is a matrix product that adds the shortcut's on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models.resnet import BasicBlock, Bottleneck
+from torch import Tensor, nn
+
+from agfa.nn.fold import FoldedConv2d, folded
+
+
+def fuse_blocks(body: nn.Module) -> int:
+    """Let every plain ResNet block with folded normalisations be done fused; returns how many there are."""
+    plain = [block for block in body.modules() if type(block) in FUSED and _is_plain(block)]
+    for block in plain:
+        block.__class__ = FUSED[type(block)]
+    return len(plain)
+
+
+def _is_plain(block: nn.Module) -> bool:
+    """Whether it is convolutions, folded normalisations, ReLUs and a shortcut, and nothing else."""
+    convolutions = [module for module in block.modules() if isinstance(module, nn.Conv2d)]
+    others = [
+        module
+        for name, module in block.named_modules()
+        if not list(module.children()) and not isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Identity))
+    ]
+    return not others and block.drop_path is None and all(isinstance(module, FoldedConv2d) for module in convolutions)
+
+
+class FusedBasicBlock(BasicBlock):
+    """Two convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's maps."""
+        if not _usable(x, self.conv1):
+            return super().forward(x)
+        maps, x = _convolve(self.conv1, x, relu=True, fork=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return _convolve(self.conv2, maps, relu=True, shortcut=shortcut)[0]
+
+
+class FusedBottleneck(Bottleneck):
+    """Three convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's maps."""
+        if not _usable(x, self.conv1):
+            return super().forward(x)
+        maps, x = _convolve(self.conv1, x, relu=True, fork=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        maps, _ = _convolve(self.conv2, maps, relu=True)
+        return _convolve(self.conv3, maps, relu=True, shortcut=shortcut)[0]
+
+
+FUSED: dict[type, type] = {BasicBlock: FusedBasicBlock, Bottleneck: FusedBottleneck}
+
+
+def _usable(x: Tensor, convolution: nn.Conv2d) -> bool:
+    """Whether oneDNN can do it: on a CPU, in its precisions, with frozen statistics."""
+    assert isinstance(convolution, FoldedConv2d)
+    if (
+        x.device.type != "cpu"
+        or convolution.norm[0].training
+        or not hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    ):
+        return False
+    lowered = _dtype(x) == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(_dtype(x) == torch.float32 or lowered)
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """What a convolution of x computes in: autocast's kind, for all but float64."""
+    lowered = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    return torch.get_autocast_dtype("cpu") if lowered else x.dtype
+
+
+def _convolve(
+    convolution: nn.Conv2d, x: Tensor, relu: bool, shortcut: Tensor | None = None, fork: bool = False
+) -> tuple[Tensor, Tensor]:
+    """relu(folded convolution of x + shortcut), and x for whoever else needs it (`fork`)."""
+    assert isinstance(convolution, FoldedConv2d)
+    dtype = _dtype(x)
+    weight, bias = (t.to(dtype) for t in folded(convolution, convolution.norm[0]))
+    geometry = list(convolution.stride), list(convolution.padding), list(convolution.dilation), convolution.groups
+    shortcut = None if shortcut is None else shortcut.to(dtype)
+    out: tuple[Tensor, Tensor] = _Convolution.apply(x.to(dtype), weight, bias, shortcut, relu, geometry, fork)
+    return out
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        relu: bool,
+        geometry: tuple[list[int], list[int], list[int], int],
+        fork: bool,
+    ) -> tuple[Tensor, Tensor]:
+        stride, padding, dilation, groups = geometry
+        common = (weight, bias, padding, stride, dilation, groups)
+        after = "relu" if relu else "none"
+        if shortcut is None:
+            out = torch.ops.mkldnn._convolution_pointwise(x, *common, after, [], "")
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise.binary(x, shortcut, *common, "add", None, after, [], None)
+        ctx.set_materialize_grads(False)
+        ctx.geometry, ctx.fork = geometry, fork
+        ctx.save_for_backward(x, weight, out if relu else None)
+        return out, x.view_as(x) if fork else x.new_empty(0)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, elsewhere: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        if out is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
+        to_x, to_weight, to_bias, to_shortcut = ctx.needs_input_grad[:4]
+        elsewhere = elsewhere if ctx.fork else None
+        joins = to_x and elsewhere is not None and weight.shape[2:] == (1, 1) and stride == [1, 1] and groups == 1
+        of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
+            gradient, x, weight, [len(weight)], stride, padding, dilation, False, [0, 0], groups,
+            [to_x and not joins, to_weight, to_bias],
+        )  # fmt: skip
+        if (
+            joins and elsewhere is not None
+        ):  # the shortcut's gradient is this function's own, and no one else's: it may be added to
+            of_x = elsewhere.contiguous(memory_format=torch.channels_last)
+            rows = of_x.permute(0, 2, 3, 1).view(-1, x.shape[1])
+            rows.addmm_(gradient.permute(0, 2, 3, 1).reshape(-1, len(weight)), weight.flatten(1))
+        elif to_x and elsewhere is not None:
+            of_x = of_x.add_(elsewhere)
+        return of_x, of_weight, of_bias, gradient if to_shortcut else None, None, None, None
