@@ -156,6 +156,7 @@ def test_sources_have_heads_of_their_own_and_learning_rates_are_separate():
     assert not torch.equal(algorithm.heads[0], algorithm.heads[1])
     (group,) = algorithm.optimizers["regulariser"].param_groups
     assert (group["lr"], group["weight_decay"]) == (1e-2, 0)
+    assert build("metareg", lr=1e-3).optimizers["regulariser"].param_groups[0]["lr"] == pytest.approx(1e-4)
     assert algorithm.optimizers["heads"].param_groups[0]["weight_decay"] == 0.1
     assert algorithm.min_domains == 2
 

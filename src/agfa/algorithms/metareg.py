@@ -42,7 +42,7 @@ class Hparams(BaseHparams, frozen=True):
     learning: float = Field(0.5, ge=0, le=1, description="share of the steps in which the regulariser is learnt")
     inner_steps: int = Field(5, ge=1, description="inner steps l")
     inner_lr: float = Field(0.01, gt=0, description="step size α of the inner steps")
-    meta_lr: float | None = Field(None, gt=0, description="learning rate of φ (none: lr)")
+    meta_lr: float | None = Field(None, gt=0, description="learning rate of φ (none: lr / 10)")
 
 
 class MetaReg(Algorithm):
@@ -63,7 +63,7 @@ class MetaReg(Algorithm):
         self.heads = nn.Parameter(torch.stack(heads).detach())  # θ, one (C, d + 1) a source
         self.weights = nn.Parameter(torch.zeros_like(heads[0]))  # φ
         self.optimizers["heads"] = adam(([self.heads], hparams.lr), weight_decay=hparams.weight_decay)
-        self.optimizers["regulariser"] = adam(([self.weights], hparams.meta_lr or hparams.lr))
+        self.optimizers["regulariser"] = adam(([self.weights], hparams.meta_lr or hparams.lr / 10))
 
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """One step of Adam on the regularised cross-entropy; in phase 1 also of the sources' heads, and of φ."""
