@@ -203,7 +203,11 @@ def within(share: Share | None) -> Iterator[None]:
 
 @contextmanager
 def over_rows(module: nn.Module, share: Share | None) -> Iterator[None]:
-    """A pass of the share's rows through the module is going on."""
-    joint = share is not None and share.processes > 1 and any(isinstance(m, _BatchNorm) for m in module.modules())
-    with within(share), JointBatchNorm(share) if share is not None and joint else nullcontext():
+    """A pass of the share's rows through the module is going on.
+
+    A module in evaluation mode may be put into training mode on the way: `agfa.nn.stages.onward` does so.
+    """
+    statistics = has_batch_statistics(module) or not module.training
+    joint = share if share is not None and share.processes > 1 and statistics else None
+    with within(share), JointBatchNorm(joint) if joint is not None else nullcontext():
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,21 +54,28 @@ class _Again(AbstractContextManager[None]):
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.share = module, exchange.region
-        self.then = [(part, part.training, dict(part._parameters)) for part in module.modules()]
+        self.then = [(part, part.training, _learning(part._parameters)) for part in module.modules()]
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
         for part, training, parameters in self.then:
             self.stack.callback(_put, part, part.training, part._parameters, part._buffers)
             copies = {name: None if b is None else b.clone() for name, b in part._buffers.items()}
-            _put(part, training, parameters, copies)
+            _put(part, training, {name: _as(p, learns) for name, (p, learns) in parameters.items()}, copies)
         self.stack.enter_context(exchange.over_rows(self.module, self.share))
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
 
-def _put(
-    part: nn.Module, training: bool, parameters: dict[str, nn.Parameter | None], buffers: dict[str, Tensor | None]
-) -> None:
+def _learning(parameters: dict[str, nn.Parameter | None]) -> dict[str, tuple[nn.Parameter | None, bool]]:
+    return {name: (p, p is not None and p.requires_grad) for name, p in parameters.items()}
+
+
+def _as(p: nn.Parameter | None, learns: bool) -> Any:
+    """The parameter, with or without a gradient: it may have been a constant then, and not now."""
+    return p if p is None or p.requires_grad == learns else p.detach().requires_grad_(learns)
+
+
+def _put(part: nn.Module, training: bool, parameters: dict[str, Any], buffers: dict[str, Tensor | None]) -> None:
     part.training, part._parameters, part._buffers = training, parameters, buffers

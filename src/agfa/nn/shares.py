@@ -38,23 +38,23 @@ def sharing(share: Share) -> Iterator[None]:
         _now = before
 
 
-def shared(module: nn.Module, x: Tensor, fast: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def shared(module: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """module(x), its rows shared out; where they do not come out even, every process computes all.
 
-    `fast` does what the module does, faster.
+    Args:
+        call: what is called in the module's place: a compiled form of it, say.
     """
-    run = fast or module
-    share = _now
+    share, call = _now, call or module
     if share is None or exchange.region is not None:
-        return run(x)
+        return call(x)
     if in_even_shares(len(x)) != share.processes:
         share = Share(passes=share.passes)
     with exchange.over_rows(module, share):
         if share.processes == 1:
-            return _in_passes(run, module, x, share.passes)
+            return _in_passes(module, call, x, share.passes)
         if torch.is_grad_enabled():
             exchange.average_gradients(module, share)
-        return to_whole(_in_passes(run, module, to_rows(x, share), share.passes), share)
+        return to_whole(_in_passes(module, call, to_rows(x, share), share.passes), share)
 
 
 def in_even_shares(n: int) -> int:
@@ -79,13 +79,13 @@ def whole(change: Callable[[Tensor], Tensor], maps: Tensor) -> Tensor:
     return to_rows(changed, share)
 
 
-def _in_passes(run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, passes: int) -> Tensor:
-    """run(x), which is module(x), a few rows at a time."""
+def _in_passes(module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, passes: int) -> Tensor:
+    """call(x), a few rows at a time."""
     if passes == 1:
-        return run(x)
+        return call(x)
     if exchange.has_batch_statistics(module):
         raise UsageError(
             "--accumulate never has the whole minibatch, whose statistics this network's batch norm takes; "
             "freeze them (--freeze-batchnorm), or use --activation-checkpointing"
         )
-    return torch.cat([recomputed(run, module, part) for part in x.tensor_split(min(passes, len(x)))])
+    return torch.cat([recomputed(call, module, part) for part in x.tensor_split(min(passes, len(x)))])

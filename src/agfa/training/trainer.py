@@ -74,30 +74,22 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
     config, dataset, roles = complete(settings)
     folder = RunFolder(config.out)
     automatic = settings.batch_size == "auto"
-    if automatic and folder.metrics.exists():
+    if automatic and folder.metrics.exists():  # it was found when the run began
         config = config.model_copy(update={"batch_size": folder.batch_size()})
     if not folder.done.exists():
         require_trainable(dataset, roles, config.allow_missing_classes)
         with folder.held() if processes.is_first_process() else nullcontext():
             if not folder.done.exists():  # another process may just have finished it
-                return _launch(config, dataset, roles, folder, display, automatic)
+                return _launch(config, automatic, dataset, roles, folder, display)
     folder.claim(config)
     display.say(f"{folder.path} is finished already; delete it to train anew")
     return _finished(folder, config)
 
 
 def _launch(
-    config: CompleteConfig,
-    dataset: DomainDataset,
-    roles: Roles,
-    folder: RunFolder,
-    display: Display,
-    automatic: bool,
+    config: CompleteConfig, automatic: bool, dataset: DomainDataset, roles: Roles, folder: RunFolder, display: Display
 ) -> Run:
-    """Claim the folder, see to the images and, if that is automatic, to batch_size; then train in every process.
-
-    The first process holds the folder.
-    """
+    """Prepare what one process can for all, then train in every one. The first process holds the folder."""
     fabric = processes.prepare(config)
     writer = processes.is_first_process()
     display = display if writer else Display(quiet=True)
@@ -119,14 +111,9 @@ def _launch(
 
 
 def _train(
-    config: CompleteConfig,
-    dataset: DomainDataset,
-    roles: Roles,
-    folder: RunFolder,
-    fabric: Fabric,
-    display: Display,
+    config: CompleteConfig, dataset: DomainDataset, roles: Roles, folder: RunFolder, fabric: Fabric, display: Display
 ) -> Run:
-    """Train in this process, one of one or more."""
+    """Train to the end, from the checkpoint if there is one, in this process of one or more."""
     writer = processes.is_first_process()
     fabric.barrier()
     splits = split(dataset, open_images(dataset, config.image_size, config.channels), roles, config)
