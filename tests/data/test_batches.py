@@ -195,7 +195,7 @@ def test_it_reads_ahead_and_not_without_end() -> None:
         made.append(step)
         return step
 
-    ahead = batches._ahead(produce, 5)
+    ahead = batches._ahead(produce, itertools.count(5))
     assert next(ahead) == 5
     time.sleep(0.3)
     assert 2 <= len(made) <= 6

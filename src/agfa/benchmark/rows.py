@@ -41,6 +41,7 @@ TITLES = {
     "imixup": "I-Mixup",
     "irm": "IRM",
     "masf": "MASF",
+    "mcd": "MCD",
     "metareg": "MetaReg",
     "mixstyle": "MixStyle",
     "mixup": "Mixup",

@@ -49,6 +49,7 @@ def largest_batch(config: CompleteConfig, dataset: DomainDataset, splits: Splits
     unit = passes * (fabric.world_size // math.gcd(len(splits.train), fabric.world_size))
     most = passes * min(len(part) for part in splits.train.values()) // unit * unit
     limit = math.inf if fabric.device.type == "cuda" else OF_HOST * free_memory() / config.devices
+    _peak()  # what this process needed earlier is no part of it
     before = _peak()
     trials: dict[int, float] = {}  # batch_size: bytes that it took
 
