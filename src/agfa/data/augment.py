@@ -156,14 +156,16 @@ def apply_(x: Tensor, draws: Draws) -> None:
 
 def _change_(x: Tensor, rows: list[int], change: Callable[..., object], *factors: list[float]) -> None:
     """Change these images in place, each by its factor; x's device is not waited for."""
+    if not rows:
+        return
     given = [torch.tensor(of_all).to(x, non_blocking=True).view(-1, 1, 1, 1) for of_all in factors]
     if len(rows) == len(x):
         change(x, *given)
-    elif rows:
-        index = torch.tensor(rows).to(x.device, non_blocking=True)
-        some = x.index_select(0, index)
-        change(some, *given)
-        x.index_copy_(0, index, some)
+        return
+    index = torch.tensor(rows).to(x.device, non_blocking=True)
+    some = x.index_select(0, index)
+    change(some, *given)
+    x.index_copy_(0, index, some)
 
 
 def _gray(x: Tensor) -> Tensor:
