@@ -2,14 +2,15 @@
 
 python benchmarks/memory.py [--gigabytes 50] [--steps 100]
 
-The store is a sparse file: its images are black, but mapped, read, cropped, augmented and evaluated as any. The network
-is a small one, for what grows with the data is of interest. Anonymous memory is what the system cannot take back;
-pages of the store that happen to be in memory are not.
+The store is a sparse file: its images are black, but mapped, read, cropped, augmented and evaluated as any. The
+network is a small one, for what grows with the data is of interest. Anonymous memory is what the system cannot take
+back; pages of the store that happen to be in memory are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import tempfile
 import threading
@@ -84,8 +85,7 @@ def measure(gigabytes: float, steps: int, where: Path) -> tuple[float, float]:
     build, store._build = store._build, lambda *given: lay_out(images, next(x for x in given if isinstance(x, Path)))
     peaks: dict[str, float] = {}
     try:
-        import agfa.training.trainer  # so that what torch takes is there before
-
+        importlib.import_module("agfa.training.trainer")  # what torch takes is there before
         before = memory("RssAnon")
         with watched(peaks):
             train(

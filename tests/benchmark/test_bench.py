@@ -23,7 +23,7 @@ from agfa.nn.backbones import build_backbone
 from support import Agfa
 
 CPU = torch.device("cpu")
-SMALL = Plan("resnet18", image_size=32, images=12, repeats=2, matrix=64)
+SMALL = Plan("test_resnet", image_size=32, images=12, repeats=2, matrix=64)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_reference_is_the_same_step_of_erm() -> None:
     features.double()
     head.double()
     ours.double().train()
-    for _ in range(3):
+    for _ in range(2):
         x, y = torch.rand(6, 3, 32, 32, dtype=torch.float64), torch.arange(6) % 3
         step(x, y)
         ours.update(Batch(x, y, torch.zeros(6, dtype=torch.long), (6,)), plain_backward)
@@ -175,8 +175,8 @@ def test_the_command_prints_every_bar_and_writes_json(
     assert ended.out.count("pass") + ended.out.count("FAIL") == len(BARS)
     record = json.loads(Path("bench.json").read_text())
     assert {bar["name"] for bar in record["bars"]} == set(BARS)
-    assert record["plan"]["backbone"] == "resnet18"
-    assert record["machine"]["torch"]
+    assert record["plan"]["backbone"] == "test_resnet"
+    assert record["machine"]["cores"] > 0
     assert statistics.median(record["seconds"]["ERM"]) > 0
 
 

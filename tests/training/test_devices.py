@@ -183,9 +183,8 @@ def test_deterministic_or_the_fastest_kernels_and_only_while_training(
     monkeypatch.setattr(ERM, "update", watched)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = now()
-    package.train(
-        **quick, data=str(tiny), target="sky", algorithm="erm", out="run", deterministic=deterministic, accelerator="cpu"
-    )
+    settings = {**quick, "algorithm": "erm", "accelerator": "cpu", "deterministic": deterministic}
+    package.train(**settings, data=str(tiny), target="sky", out="run")
     assert seen == {(deterministic, deterministic, not deterministic)}
     assert now() == before
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic  # which CUDA's products need
