@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
@@ -148,14 +149,15 @@ def measure(dataset: DomainDataset, images: int, repeats: int, cores: int) -> di
             note("ours, later epochs", images, epoch)
             note("DomainBed's, decode and resize", len(some), cost(lambda: [CROP(decoded(file)) for file in some]))
             views = [image for name in stored for image in stored[name]]
-            reading, coloring = parts_of(views[:: max(1, len(views) // SHARE)][:SHARE])
+            reading, resizing, coloring = parts_of(views[:: max(1, len(views) // SHARE)][:SHARE])
             note("ours, read and resize", SHARE, reading)
+            note("of which torch's resize alone", SHARE, resizing)
             note("ours, flip and color", SHARE, coloring)
     return found
 
 
-def parts_of(views: list[torch.Tensor]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The cost of the two halves of our way for some images, a minibatch at a time."""
+def parts_of(views: list[torch.Tensor]) -> list[tuple[float, float]]:
+    """The cost of reading and resizing some images, of the resize in it, and of their colors; by the minibatch."""
     generator = torch.Generator().manual_seed(0)
     batches = [views[i : i + BATCH] for i in range(0, len(views), BATCH)]
     pixels: list[torch.Tensor] = []
@@ -165,8 +167,17 @@ def parts_of(views: list[torch.Tensor]) -> tuple[tuple[float, float], tuple[floa
             sizes = torch.tensor([view.shape[1:] for view in batch])
             pixels.append(crop_resize(batch, random_boxes(sizes, Augmentation(), generator), SIZE))
 
+    def resize() -> None:
+        for crop in crops:
+            functional.interpolate(crop, (SIZE, SIZE), mode="bilinear", antialias=True)
+
     reading = cost(read)
-    return reading, cost(lambda: [flip_and_color(x, Augmentation(), generator) for x in pixels])
+    boxes = random_boxes(torch.tensor([view.shape[1:] for view in views]), Augmentation(), generator).tolist()
+    crops = [
+        view[None, :, y : y + h, x : x + w].contiguous(memory_format=torch.channels_last)
+        for view, (y, x, h, w) in zip(views, boxes, strict=True)
+    ]
+    return [reading, cost(resize), cost(lambda: [flip_and_color(x, Augmentation(), generator) for x in pixels])]
 
 
 def use(batches: Iterable[object]) -> None:

@@ -7,11 +7,15 @@ print(run.accuracy, load(run.folder).predict(["photo.jpg"]))
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agfa.inference.predictor import load
     from agfa.training.trainer import Run
+
+# torch reads it at its first tensor: large pages for large tensors, which on a CPU is a tenth of a step
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"
 __all__ = ["load", "train"]

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from agfa.nn import residual
 from agfa.nn.backbones import Backbone, build_backbone
 from agfa.nn.fast import quicken
 from agfa.nn.fold import FoldedConv2d, fold_normalisations
-from agfa.nn.residual import FUSED
+from agfa.nn.residual import FUSED, StemConv2d, images_gradient
 from agfa.nn.stages import after_stages
 
 BACKBONES = ["resnet18", "resnet50", "efficientnet_lite0"]
@@ -180,3 +181,32 @@ def test_compiled_code_is_for_training_steps_that_nobody_watches() -> None:
         made(x)
     made(x)
     assert seen == ["compiled", "compiled"]
+
+
+@pytest.mark.parametrize(("kernel", "side"), [(1, 8), (3, 8), (3, 32), (5, 14), (7, 12), (7, 32), (9, 16)])
+def test_the_images_gradient_is_the_convolutions(kernel: int, side: int) -> None:
+    x = torch.randn(2, 3, side, side + 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 3, kernel, kernel, dtype=torch.float64)
+    maps = torch.conv2d(x, weight, stride=2, padding=kernel // 2)
+    gradient = torch.randn_like(maps)
+    (want,) = torch.autograd.grad(maps, x, gradient)
+    torch.testing.assert_close(images_gradient(gradient, weight), want)
+
+
+@pytest.mark.parametrize("side", [63, 64])
+def test_images_of_odd_sides_have_the_usual_stem(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, packed = backbone("resnet18"), []
+    fast = copy.deepcopy(plain)
+    quicken(fast)
+    assert [type(part) is StemConv2d for part in fast.modules()].count(True) == 1
+
+    def noted(*given: torch.Tensor) -> torch.Tensor:
+        packed.append(side)
+        return images_gradient(*given)
+
+    monkeypatch.setattr(residual, "images_gradient", noted)
+    x = torch.rand(2, 3, side, side)
+    wanted, found = gradients(plain, x), gradients(fast, x)
+    assert len(packed) == (side == 64)
+    for key in ("x", "body.conv1.weight", "body.bn1.bias"):
+        assert differ(found[key], wanted[key]) < 1e-4, key
