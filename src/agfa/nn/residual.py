@@ -81,11 +81,11 @@ class StemConv2d(FoldedConv2d):
 
 
 def _is_stem(convolution: nn.Conv2d) -> bool:
-    """Whether it is of few channels and stride 2, and a padded one whose output has half of the sides."""
-    (k, *_), (p, *_) = convolution.kernel_size, convolution.padding
+    """Whether it takes few channels and halves the sides."""
+    k = convolution.kernel_size[0]
     plain = convolution.groups == 1 and convolution.dilation == (1, 1) and convolution.padding_mode == "zeros"
-    square = convolution.kernel_size == (k, k) and convolution.padding == (p, p) and k == 2 * int(p) + 1
-    return plain and square and convolution.stride == (2, 2) and convolution.in_channels <= 4
+    halves = convolution.kernel_size == (k, k) and convolution.padding == (k // 2, k // 2) and k % 2 == 1
+    return plain and halves and convolution.stride == (2, 2) and convolution.in_channels <= 4
 
 
 def _usable(x: Tensor, convolution: nn.Conv2d) -> bool:
