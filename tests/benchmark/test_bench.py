@@ -148,21 +148,22 @@ def test_operations_are_those_of_the_convolutions() -> None:
     assert bench._operations(plan) == pytest.approx(2 * 3 * 4.09e9, rel=0.03)
 
 
-def test_the_inputs_share_grows_with_what_the_input_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inputs_share_is_what_it_takes_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(image_size=16, images=6, repeats=3)
-    step = lambda batch: time.sleep(0.01)  # noqa: E731  # a step that takes as long
-    fixed = Batch(torch.empty(0), torch.empty(0), torch.empty(0), ())
-    quick = pipeline.input_share(plan, step, fixed).median
+    step = lambda batch: time.sleep(0.03)  # noqa: E731  # a step that takes as long
+    free = Figure(0.0, 0.0, 0.0)
+    quick = pipeline.input_share(plan, step, free).median
+    assert quick < 0.3
+    assert pipeline.input_share(plan, step, Figure(0.015, 0.0, 0.0)).median > quick + 0.2
     batches = pipeline.training_batches
 
     def slow(*args, **kwargs):
         for batch in batches(*args, **kwargs):
-            time.sleep(0.01)
+            time.sleep(0.03)
             yield batch
 
     monkeypatch.setattr(pipeline, "training_batches", slow)
-    assert pipeline.input_share(plan, step, fixed).median == pytest.approx(0.5, abs=0.15)
-    assert quick < 0.3
+    assert pipeline.input_share(plan, step, free).median == pytest.approx(0.5, abs=0.15)
 
 
 def test_the_command_prints_every_bar_and_writes_json(

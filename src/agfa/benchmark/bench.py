@@ -160,8 +160,8 @@ def _measure(plan: Plan, say: Callable[[str], None]) -> Bench:
     found = interleave(steps, plan.on, plan.repeats)
     say("the input pipeline")
     erm = lambda batch: take_step(plan, ours["ERM"], batch, None)  # noqa: E731  # one line is clearest
-    share = input_share(plan, erm, batches["ERM"])
     read, augmented = input_seconds(plan)
+    share = input_share(plan, erm, read)
     say("memory")
     megabytes = {name: _bytes(plan, each, batches[name]) / 1e6 for name, each in ours.items()}
 

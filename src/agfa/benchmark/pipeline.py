@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from contextlib import closing
 from typing import Protocol
@@ -12,11 +11,11 @@ import torch
 
 from agfa.benchmark.timing import Clock, Figure
 from agfa.data.augment import Augmentation, crop_resize, flip_and_color, random_boxes
-from agfa.data.batches import Batch, Part, to_unit, training_batches
+from agfa.data.batches import Batch, Part, training_batches
 from agfa.data.store import MARGIN, Images
 
-AHEAD = 4  # batches that are ready when the measurement begins: they are used up first
-STEPS = 4  # of each kind in a repetition
+AHEAD = 5  # batches that are ready, or being made, when the measurement begins: they are used up first
+STEPS = 3  # in a repetition
 STORED = 64  # images of each domain
 
 
@@ -47,10 +46,10 @@ def stored(plan: Planned) -> list[Part]:
     return parts
 
 
-def input_share(plan: Planned, step: Callable[[Batch], None], fixed: Batch) -> Figure:
-    """The share of a step's time that goes when its batch is there already, instead of coming from the store.
+def input_share(plan: Planned, step: Callable[[Batch], None], reading: Figure) -> Figure:
+    """The share of a step's time that goes into its batch: getting it from the store, with flips and colors.
 
-    Blocks of both kinds take turns; each begins when the batches made ahead are used up.
+    On a CPU the threads that read ahead take `reading` seconds from the step's own, at most: they are counted too.
     """
     batches = training_batches(
         stored(plan),
@@ -61,23 +60,18 @@ def input_share(plan: Planned, step: Callable[[Batch], None], fixed: Batch) -> F
         first_step=0,
         device=plan.on,
     )
+    beside = reading.median if plan.on.type == "cpu" else 0.0
     clock, shares = Clock(plan.on), []
     with closing(batches):
-        for repeat in range(plan.repeats + 1):
-            for _ in range(AHEAD):
-                step(next(batches))
+        for number in range(AHEAD + STEPS * plan.repeats):
             clock.mark()
-            for _ in range(STEPS):
-                step(next(batches))
-                clock.mark()
-            fed = statistics.median(clock.seconds())
+            batch = next(batches)
             clock.mark()
-            for _ in range(STEPS):
-                step(fixed)
-                clock.mark()
-            alone = statistics.median(clock.seconds()[1:])  # in the first, batches were still made ahead
-            if repeat:
-                shares.append(1 - alone / fed)
+            step(batch)
+            clock.mark()
+            getting, stepping = clock.seconds()
+            if number >= AHEAD:
+                shares.append((getting + beside) / (getting + stepping))
     return Figure.of(shares)
 
 
@@ -91,11 +85,9 @@ def input_seconds(plan: Planned) -> tuple[Figure, Figure]:
         clock.mark()
         pixels = crop_resize(images, random_boxes(sizes, Augmentation(), generator), plan.image_size)
         clock.mark()
-        x = to_unit(pixels, plan.on)
+        flip_and_color(pixels.to(plan.on), Augmentation(), generator)
         clock.mark()
-        flip_and_color(x, Augmentation(), generator)
-        clock.mark()
-        first, _, last = clock.seconds()
+        first, last = clock.seconds()
         read.append(first)
         augmented.append(last)
     return Figure.of(read), Figure.of(augmented)
