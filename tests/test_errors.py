@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from agfa.data import store
 from agfa.errors import AgfaError, UsageError, unknown
 from agfa.training import model_file
 from agfa.training.checkpoint import load
@@ -273,6 +274,7 @@ def test_a_full_disk_while_images_are_decoded(
 ) -> None:
     monkeypatch.setenv("AGFA_CACHE", str(small_disk / "cache"))
     fill(small_disk, leaving=8192)
+    monkeypatch.setattr(store, "free_space", lambda _: 1 << 20)  # there was room when it began
     ended = train(target="sky", out="run")
     assert ended.status == 1
     assert f"cannot write {small_disk}/cache/store/" in ended.error

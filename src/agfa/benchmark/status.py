@@ -18,6 +18,7 @@ from agfa.training.config import CompleteConfig
 from agfa.training.run_folder import RunFolder, holder
 
 LOOK = 2.0  # seconds between two looks
+IDLE = 5  # looks without anybody at work: from one run to the next it can take some seconds
 TAIL = 4096  # bytes: more than a training record
 
 
@@ -27,9 +28,12 @@ def watch(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost], console: Co
         console.print(overview(runs, costs))
         return
     with Live(overview(runs, costs), console=console, auto_refresh=False) as live:
-        while "running" in map(state, runs):
+        idle = 0 if "running" in map(state, runs) else IDLE
+        while idle < IDLE:
             time.sleep(LOOK)
             live.update(overview(runs, costs), refresh=True)
+            found = set(map(state, runs))
+            idle = 0 if "running" in found else idle + 1 if "waiting" in found else IDLE
 
 
 def overview(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost]) -> Group:

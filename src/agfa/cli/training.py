@@ -82,7 +82,7 @@ def algorithms(name: str | None = None, /) -> None:
         known = [methods.get(name) for name in methods.recipes()]
         header = ("name", "paper", "what it does", "domain labels", "least sources", "averaging")
         listed = [
-            (r.name, m.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
+            (r.name, r.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
             for r in known
             for m in [r.method]
         ]

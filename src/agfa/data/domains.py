@@ -16,6 +16,7 @@ from agfa.data.sources import Files, Source
 from agfa.errors import UsageError, unknown
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -26,12 +27,14 @@ class Domain:
     `keys` name the images for good (a relative path, an index): splits depend on nothing else.
     `images` are image files (agfa.data.sources), or pixels of shape (n, height, width, channels) for datasets
     made in memory.
+    `weights` say how often each is drawn in training, relative to the domain's others; without them all alike.
     """
 
     name: str
     keys: tuple[str, ...]
     labels: IntArray
     images: Sequence[Source] | Pixels
+    weights: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -62,10 +65,12 @@ class DomainDataset:
         return np.stack([np.bincount(d.labels, minlength=len(self.classes)) for d in self.domains])
 
     def fingerprint(self) -> str:
-        """A digest of the classes, the domains, and the name and class of every image."""
+        """A digest of the classes, the domains, and the name, class and weight of every image."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for domain in self.domains:
             digest.update(repr((domain.name, domain.keys, domain.labels.tolist())).encode())
+            if domain.weights is not None:
+                digest.update(domain.weights.tobytes())
         return digest.hexdigest()[:16]
 
 

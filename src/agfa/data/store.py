@@ -1,17 +1,20 @@
 """Decode every image once: raw pixels in one memory-mapped file for each dataset and size.
 
 An image is stored with its aspect kept, its shorter side at most MARGIN times the training size (never enlarged,
-never cropped): training crops come from the whole image, and test images are the whole image.
+never cropped): training crops come from the whole image, and test images are the whole image. Where the disk has no
+room for the store, files are decoded each time they are asked for instead, to the same pixels.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import overload
 
@@ -24,29 +27,44 @@ from agfa.data.decode import MODES, decode, reason
 from agfa.data.domains import DomainDataset, IntArray, Pixels
 from agfa.data.sources import Source, printable, stamp
 from agfa.errors import UsageError
-from agfa.files import writing
+from agfa.files import alone, writing
 
 MARGIN = 1.2
 FORMAT = 1  # raise it when what is stored changes
+LOOKED_AT = 64  # files, of which the size of a store is judged
+OF_FREE = 0.95  # of the disk: a store that takes more is not begun
+LARGE = 1e9  # bytes: a store that takes more is announced
 
 Images = Sequence[Tensor]  # of one domain: uint8, channels x height x width each
 Progress = Callable[[int, int], None]  # (images done, images in all)
+Say = Callable[[str], object]  # one line for people
 
 
 def shrink(image: Image.Image, image_size: int) -> Image.Image:
     """Resize so that the shorter side is MARGIN times `image_size`; smaller images are left alone."""
-    short = min(image.size)
+    size = _shrunk(image.size, image_size)
+    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _shrunk(size: tuple[int, int], image_size: int) -> tuple[int, int]:
+    short = min(size)
     wanted = round(image_size * MARGIN)
     if short <= wanted:
-        return image
-    width, height = (max(1, round(side * wanted / short)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+        return size
+    width, height = (max(1, round(side * wanted / short)) for side in size)
+    return width, height
 
 
 def open_images(
-    dataset: DomainDataset, image_size: int, channels: int = 3, progress: Progress | None = None
+    dataset: DomainDataset,
+    image_size: int,
+    channels: int = 3,
+    progress: Progress | None = None,
+    say: Say = lambda _: None,
 ) -> dict[str, Images]:
     """Every image of every domain, decoded: from the store, which is built first where it is not there yet.
+
+    Where it would not fit on the disk, that is said, with how much is needed, and files are read when asked for.
 
     Raises:
         UsageError: files that cannot be read, the first of them named.
@@ -61,7 +79,21 @@ def open_images(
         raise UsageError(f"image files are read in 1 or 3 channels, not {channels}; see --channels")
     folder = cache_folder() / "store" / f"{dataset.name}-{image_size}-{_key(dataset, image_size, channels)}"
     if not folder.exists():
-        _build(dataset, image_size, channels, folder, progress)
+        files = [f for domain in dataset.domains if not isinstance(domain.images, np.ndarray) for f in domain.images]
+        needed, free = _needed(files, image_size, channels), free_space(folder)
+        if needed > OF_FREE * free:
+            say(
+                f"{dataset.name} needs {needed / 1e9:.2f} GB decoded, and {folder.parent} has {free / 1e9:.2f} GB "
+                "free: its files are decoded anew each time, which is slower (set AGFA_CACHE to a larger disk)"
+            )
+            return {
+                d.name: FileImages(d.images, image_size, channels)
+                for d in dataset.domains
+                if not isinstance(d.images, np.ndarray)
+            }
+        if needed > LARGE:
+            say(f"decoding {len(files)} images of {dataset.name} once: {needed / 1e9:.0f} GB in {folder.parent}")
+        _build_alone(dataset, files, image_size, channels, folder, progress, say)
     sizes: IntArray = np.load(folder / "sizes.npy")
     pixels = torch.from_file(
         str(folder / "pixels.u8"), size=int(sizes.prod(axis=1).sum()) * channels, dtype=torch.uint8
@@ -97,6 +129,32 @@ class StoredImages(Sequence[Tensor]):
         return flat.view(height, width, self.channels).permute(2, 0, 1)
 
 
+class FileImages(Sequence[Tensor]):
+    """The images of one domain, each decoded when it is asked for: the pixels that a store would hold."""
+
+    def __init__(self, files: Sequence[Source], image_size: int, channels: int) -> None:
+        self.files, self.image_size, self.channels = files, image_size, channels
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Tensor]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        file = self.files[i]
+        try:
+            return torch.from_numpy(_pixels_of(file, self.image_size, self.channels)).permute(2, 0, 1)
+        except Exception as error:
+            raise UsageError(
+                f"{printable(str(file))} cannot be read ({reason(error)}); mend or remove it (agfa data check names "
+                "all such files)"
+            ) from error
+
+
 def cache_folder() -> Path:
     """Where decoded images are kept: $AGFA_CACHE, else agfa in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "agfa"
@@ -119,12 +177,57 @@ def _key(dataset: DomainDataset, image_size: int, channels: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path, progress: Progress | None) -> None:
-    """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
+def free_space(path: Path) -> int:
+    """Bytes free where `path` is or would be."""
+    return shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
+
+
+def _needed(files: Sequence[Source], image_size: int, channels: int) -> int:
+    """About how many bytes the store of these files takes, judging by the sizes of some of them."""
+
+    def stored(source: Source) -> int | None:
+        try:
+            with Image.open(source if isinstance(source, Path) else BytesIO(source.read_bytes())) as opened:
+                return math.prod(_shrunk(opened.size, image_size)) * channels
+        except Exception:  # whoever decodes it will say so
+            return None
+
+    some = np.linspace(0, len(files) - 1, min(len(files), LOOKED_AT)).astype(int).tolist()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [size for size in pool.map(stored, (files[i] for i in some)) if size is not None]
+    return sum(found) * len(files) // max(1, len(found))
+
+
+def lock_of(folder: Path) -> Path:
+    """What a process holds while it builds the store in this folder."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _build_alone(
+    dataset: DomainDataset,
+    files: Sequence[Source],
+    image_size: int,
+    channels: int,
+    folder: Path,
+    progress: Progress | None,
+    say: Say,
+) -> None:
+    """Build the store, unless another process does so meanwhile: then wait for it."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = lock_of(folder)
+    with alone(lock, lambda: say(f"another process is decoding the images of {dataset.name}; waiting for it")):
+        try:
+            if not folder.exists():
+                _build(files, image_size, channels, folder, progress)
+        finally:
+            lock.unlink(missing_ok=True)  # should two meet because of that, both build and one of them wins
+
+
+def _build(files: Sequence[Source], image_size: int, channels: int, folder: Path, progress: Progress | None) -> None:
+    """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
+    with writing(folder):
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    files = [f for domain in dataset.domains if not isinstance(domain.images, np.ndarray) for f in domain.images]
     sizes: list[tuple[int, int]] = []
     unreadable: list[str] = []
     try:
@@ -154,12 +257,17 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _decode_all(files: list[Source], image_size: int, channels: int) -> Iterator[Pixels | str]:
+def _pixels_of(source: Source, image_size: int, channels: int) -> Pixels:
+    """An image as it is stored."""
+    return np.atleast_3d(np.array(shrink(decode(source, channels), image_size)))
+
+
+def _decode_all(files: Sequence[Source], image_size: int, channels: int) -> Iterator[Pixels | str]:
     """Pixels, or why there are none, of each file in order. Pillow decodes outside Python's lock."""
 
     def pixels_of(source: Source) -> Pixels | str:
         try:
-            return np.atleast_3d(np.asarray(shrink(decode(source, channels), image_size)))
+            return _pixels_of(source, image_size, channels)
         except Exception as error:
             return reason(error)
 

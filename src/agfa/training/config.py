@@ -48,6 +48,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
         description="images through the backbone per source domain and step (AGFA: half are generated); "
         "auto: as many as fit into memory",
     )
+    class_balanced: bool = Field(False, description="draw every class of a source domain equally often")
     accumulate: int = Field(
         1, ge=1, description="passes through the backbone that share a minibatch's images: less memory, same result"
     )

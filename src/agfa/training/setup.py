@@ -14,6 +14,7 @@ from agfa.data.batches import Part
 from agfa.data.benchmark import Settings
 from agfa.data.domains import DomainDataset
 from agfa.data.own import FORMS
+from agfa.data.sampling import draw_weights
 from agfa.data.splits import Roles, assign_roles, hold_out
 from agfa.data.store import Images
 from agfa.errors import UsageError
@@ -113,7 +114,11 @@ def split(dataset: DomainDataset, images: dict[str, Images], roles: Roles, confi
             raise UsageError(
                 f"{dataset.name}/{name} has {len(domain)} images: too few to hold out {config.val_fraction:.0%}"
             )
-        large[name] = Part(images[name], domain.labels, kept)
+        mine = None if domain.weights is None else domain.weights[kept]
+        weights = draw_weights(domain.labels[kept], mine, config.class_balanced)
+        if weights is not None and not weights.any():
+            raise UsageError(f"{dataset.name}/{name}: the weights of all {len(kept)} images to train on are 0")
+        large[name] = Part(images[name], domain.labels, kept, weights)
         small[name] = Part(images[name], domain.labels, held)
     return Splits(
         train={name: large[name] for name in roles.sources},

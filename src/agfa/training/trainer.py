@@ -98,7 +98,7 @@ def _launch(
     if writer:  # before there are others, who could only wait, or fail with it
         folder.claim(config)
         with display.images() as seen:
-            images = open_images(dataset, config.image_size, config.channels, seen)
+            images = open_images(dataset, config.image_size, config.channels, seen, display.say)
         if automatic and not folder.metrics.exists():
             config = largest_batch(config, dataset, split(dataset, images, roles, config), fabric)
             display.say(f"batch size {config.batch_size}: as many images as fit")
