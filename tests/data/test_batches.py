@@ -94,7 +94,7 @@ def test_only_the_parts_own_images_come_and_all_of_them() -> None:
 def test_weights_decide_which_images_come() -> None:
     """Of two domains, one with weights: its heavy image comes half the time, its weightless ones never."""
     plain, weighted = parts(6, 6)
-    weighted = weighted._replace(weights=np.array([3.0, 1, 0, 1, 1, 0]))
+    weighted = Part(*weighted[:3], weights=np.array([3.0, 1, 0, 1, 1, 0]))
     seen = [name for batch in take(30, [plain, weighted]) for name in names(batch)]
     assert [sum(name == (0, 2 * i) for name in seen) for i in range(6)] == [20] * 6
     assert [sum(name == (1, 2 * i) for name in seen) for i in range(6)] == [60, 20, 0, 20, 20, 0]
