@@ -125,6 +125,15 @@ def test_the_whole_batch_is_torchvisions_image_by_image(monkeypatch: pytest.Monk
     assert got.is_contiguous()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_of_8_bits_are_as_their_fractions(channels: int) -> None:
+    pixels = torch.randint(0, 256, (9, channels, 16, 12), dtype=torch.uint8, generator=seeded())
+    want = flip_and_color(pixels / 255, Augmentation(), seeded(1))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        got = flip_and_color(pixels.contiguous(memory_format=layout), Augmentation(), seeded(1))
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("channels", [1, 2])
 def test_without_colors_images_are_only_flipped(channels: int) -> None:
     x = torch.rand(64, channels, 5, 7, generator=seeded())

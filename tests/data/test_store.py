@@ -105,11 +105,37 @@ def test_images_are_views_of_one_mapped_file(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in files() if p.name == "pixels.u8") == (9 * 9 + 5 * 9) * 3
 
 
-def test_changing_a_view_does_not_change_the_file(tmp_path: Path) -> None:
+def test_writing_to_a_view_does_not_change_the_file(tmp_path: Path) -> None:
+    """It ends the process: the map is to be read alone."""
     array = noise(9, 9)
     dataset = dataset_of(tmp_path / "r", a=array)
-    open_images(dataset, 16)["d"][0].zero_()
+    stored(dataset)
+    code = (
+        "import sys; from pathlib import Path; from agfa.data.domains import from_folder;"
+        "from agfa.data.store import open_images;"
+        "image = open_images(from_folder(Path(sys.argv[1])), 16)['d'][0]; print('ready', flush=True); image.zero_()"
+    )
+    written = subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], stdout=subprocess.PIPE, check=False)
+    assert written.stdout == b"ready\n"
+    assert written.returncode < 0
     np.testing.assert_array_equal(stored(dataset)[0], array)
+
+
+def test_a_store_may_be_larger_than_memory(tmp_path: Path) -> None:
+    """1 TB, a hole but for its last image."""
+    arrays = {"a": noise(9, 9), "b": noise(5, 9)}
+    dataset = dataset_of(tmp_path / "r", **arrays)
+    stored(dataset)
+    (folder,) = Path("cache/store").iterdir()
+    height = 10**12 // (3 * 10**5)
+    np.save(folder / "sizes.npy", np.array([(height, 10**5), (5, 9)]))
+    with (folder / "pixels.u8").open("wb") as file:
+        file.seek(height * 10**5 * 3)
+        file.write(arrays["b"].tobytes())
+    large, last = open_images(dataset, 16)["d"]
+    assert large.shape == (3, height, 10**5)
+    assert large[:, height // 2, ::1000].sum() == 0
+    np.testing.assert_array_equal(last.permute(1, 2, 0), arrays["b"])
 
 
 def test_decoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import agfa as package
 from agfa import errors
+from agfa.algorithms.erm import ERM
 from support import QUICK, Agfa, Ended, flags, records
 
 SETTINGS = {
@@ -162,3 +164,27 @@ def test_the_record_says_what_hardware_it_was(tiny: Path, quick: dict[str, Any])
     environment = json.loads(Path("run/environment.json").read_text())
     assert environment["threads"] == torch.get_num_threads()
     assert environment["gpus"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_or_the_fastest_kernels_and_only_while_training(
+    deterministic: bool, tiny: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def now() -> tuple[bool, ...]:
+        cudnn = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+
+    seen, update = set(), ERM.update
+
+    def watched(self: ERM, batch: Any, backward: Any) -> Any:
+        seen.add(now())
+        return update(self, batch, backward)
+
+    monkeypatch.setattr(ERM, "update", watched)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = now()
+    settings = {**quick, "algorithm": "erm", "accelerator": "cpu", "deterministic": deterministic}
+    package.train(**settings, data=str(tiny), target="sky", out="run")
+    assert seen == {(deterministic, deterministic, not deterministic)}
+    assert now() == before
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic  # which CUDA's products need

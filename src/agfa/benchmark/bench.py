@@ -117,17 +117,17 @@ def _measure(plan: Plan, say: Callable[[str], None]) -> Bench:
     torch.manual_seed(0)
     say("building the networks")
     ours = {
-        "ERM": _ours(plan, "erm"),
-        "AGFA fused": _ours(plan, "agfa", schedule="fused", samples=plan.samples),
-        "AGFA alternating": _ours(plan, "agfa", schedule="alternating", samples=plan.samples),
+        "ERM": method(plan, "erm"),
+        "AGFA fused": method(plan, "agfa", schedule="fused", samples=plan.samples),
+        "AGFA alternating": method(plan, "agfa", schedule="alternating", samples=plan.samples),
     }
-    batches = {name: _batch(plan, each) for name, each in ours.items()}
+    batches = {name: minibatch(plan, each) for name, each in ours.items()}
     average = Swad(patience=1)
     average.after_evaluation(ours["ERM"].network, 1, 1.0)  # a start: from here every iterate counts
     average.after_step(ours["ERM"].network)
 
     def erm_and_average(clock: Clock) -> None:
-        _step(plan, ours["ERM"], batches["ERM"], clock)
+        take_step(plan, ours["ERM"], batches["ERM"], clock)
         clock.mark()
         average.after_step(ours["ERM"].network)
 
@@ -139,7 +139,7 @@ def _measure(plan: Plan, say: Callable[[str], None]) -> Bench:
     steps: dict[str, Callable[[Clock], None]] = {
         "ERM": erm_and_average,
         **{
-            name: lambda clock, name=name: _step(plan, ours[name], batches[name], clock)  # type: ignore[misc]
+            name: lambda clock, name=name: take_step(plan, ours[name], batches[name], clock)  # type: ignore[misc]
             for name in ("AGFA fused", "AGFA alternating")
         },
         **{
@@ -159,14 +159,11 @@ def _measure(plan: Plan, say: Callable[[str], None]) -> Bench:
     say(f"{plan.repeats} repetitions of {', '.join(steps)}")
     found = interleave(steps, plan.on, plan.repeats)
     say("the input pipeline")
-    erm = lambda batch: _step(plan, ours["ERM"], batch, None)  # noqa: E731  # one line is clearest
+    erm = lambda batch: take_step(plan, ours["ERM"], batch, None)  # noqa: E731  # one line is clearest
     share = input_share(plan, erm, batches["ERM"])
     read, augmented = input_seconds(plan)
     say("memory")
-    megabytes = {
-        name: _bytes(plan, each, list(each.optimizers.values()), lambda: _step(plan, each, batches[name], None)) / 1e6  # noqa: B023  # called at once
-        for name, each in ours.items()
-    }
+    megabytes = {name: _bytes(plan, each, batches[name]) / 1e6 for name, each in ours.items()}
 
     totals = {name: [sum(parts) for parts in rows] for name, rows in found.items()}
     averaging = [parts[-1] for parts in found["ERM"]]
@@ -206,8 +203,9 @@ def _measure(plan: Plan, say: Callable[[str], None]) -> Bench:
     )
 
 
-def _ours(plan: Plan, method: str, **hparams: object) -> Algorithm:
-    recipe = algorithms.get(method)
+def method(plan: Plan, name: str, **hparams: object) -> Algorithm:
+    """The method on its backbone, ready for steps."""
+    recipe = algorithms.get(name)
     shape = (3, plan.image_size, plan.image_size)
     problem = Problem(plan.classes, plan.domains, n_images=1000, image_shape=shape)
     backbone = build_backbone(plan.backbone, 3, plan.image_size, weights="none", freeze_batchnorm=True)
@@ -216,7 +214,8 @@ def _ours(plan: Plan, method: str, **hparams: object) -> Algorithm:
     return made
 
 
-def _batch(plan: Plan, algorithm: Algorithm) -> Batch:
+def minibatch(plan: Plan, algorithm: Algorithm) -> Batch:
+    """Noise, as many images as make the plan's number in the backbone."""
     n = plan.images // algorithm.passes(algorithm.hparams)
     sizes = tuple(len(part) for part in torch.arange(n).tensor_split(plan.domains))
     images = torch.rand(n, 3, plan.image_size, plan.image_size, device=plan.on)
@@ -224,7 +223,7 @@ def _batch(plan: Plan, algorithm: Algorithm) -> Batch:
     return Batch(images, torch.arange(n, device=plan.on) % plan.classes, domains, sizes)
 
 
-def _step(plan: Plan, algorithm: Algorithm, batch: Batch, clock: Clock | None) -> None:
+def take_step(plan: Plan, algorithm: Algorithm, batch: Batch, clock: Clock | None) -> None:
     """One step as the trainer takes it, with a mark before and after each backward pass."""
 
     def backward(loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
@@ -283,9 +282,14 @@ def _operations(plan: Plan) -> float:
     return float(counter.get_total_flops()) * plan.images / 2
 
 
-def _bytes(plan: Plan, module: nn.Module, optimizers: list[Any], step: Callable[[], object]) -> int:
+def _bytes(plan: Plan, algorithm: Algorithm, batch: Batch) -> int:
+    """What the method keeps, and the most that a step needs beside it."""
+
+    def step() -> None:
+        take_step(plan, algorithm, batch, None)
+
     step()
-    return held_bytes([module], optimizers) + step_bytes(step, plan.on)
+    return held_bytes([algorithm], list(algorithm.optimizers.values())) + step_bytes(step, plan.on)
 
 
 def _ratio(above: list[float], below: list[float]) -> Figure:

@@ -22,7 +22,7 @@ Map = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 TRIES = 10  # crops tried before the central one is taken
-IN_CACHE = 2**19  # numbers a CPU works on at a time: beyond its caches all takes twice as long
+IN_CACHE = 2**18  # numbers a CPU works on at a time: beyond its caches all takes twice as long
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def crop_resize(images: Sequence[Tensor], boxes: Tensor, size: int, map: Map = m
 
     An executor's `map` does several images at a time. A box of that size already is copied as it is.
     """
-    out = torch.empty(len(images), images[0].shape[0], size, size, dtype=torch.uint8)
+    shape = (len(images), images[0].shape[0], size, size)
+    out = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)  # as decoded images are
     corners = boxes.tolist()
 
     def fill(index: int) -> None:
@@ -122,65 +123,68 @@ def draw(n: int, augmentation: Augmentation, generator: torch.Generator) -> Draw
 def flip_and_color(
     x: Tensor, augmentation: Augmentation, generator: torch.Generator, share: tuple[int, int] = (0, 1)
 ) -> Tensor:
-    """Flip, and change the colors of, each image of a float batch (n x C x H x W) in [0, 1], on its device.
+    """Flip, and change the colors of, each image of a batch (n x C x H x W) on its device: floats in [0, 1].
 
-    Only images of three channels have colors; others are flipped and no more. With `share` = (k, m), x is the k-th
-    of m parts of a batch, and gets what it would in the whole.
+    The batch is of such floats, or of uint8. Only images of three channels have colors; others are flipped and no
+    more. With `share` = (k, m), x is the k-th of m parts of a batch, and gets what it would in the whole.
     """
     k, m = share
     whole = draw(len(x) * m, augmentation, generator)
     draws = Draws(*(drawn[k * len(x) : (k + 1) * len(x)] for drawn in whole))
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     step = max(1, IN_CACHE // math.prod(x.shape[1:]) if x.device.type == "cpu" else len(x))
     for start in range(0, len(x), step):
         part = slice(start, start + step)
-        apply_(out[part].copy_(x[part]), Draws(*(drawn[part] for drawn in draws)))
+        torch.div(x[part], 1 if x.is_floating_point() else 255, out=out[part])
+        apply_(out[part], Draws(*(drawn[part] for drawn in draws)))
     return out
 
 
 def apply_(x: Tensor, draws: Draws) -> None:
-    """Do to the images, in place, what was drawn for them.
-
-    Brightness, contrast and saturation mix an image with black, its mean gray and its own gray: they differ
-    in coefficients only. So every image goes through three mixtures, and a turn of hue somewhere between.
-    """
-    flipped = _where(draws.flip, x)
-    x.index_copy_(0, flipped, x.index_select(0, flipped).flip(3))
+    """Do to the images, in place, what was drawn for them; images that get the same get it together."""
+    flips, factors, orders, grays = (drawn.tolist() for drawn in draws)
+    _change_(x, [i for i, flip in enumerate(flips) if flip], lambda some: some.copy_(some.flip(3)))
     if x.shape[1] != 3:
         return
-    mixture = draws.order[draws.order != HUE].view(-1, 3)
-    factor = draws.factors.gather(1, mixture)
-    to_gray, to_mean = ((1 - factor) * (mixture == kind) for kind in (SATURATION, CONTRAST))
-    coefficients = torch.stack([factor, to_gray, to_mean]).movedim(2, 0)[..., None, None]
-    coefficients = coefficients.to(x.device, non_blocking=True)  # 3 mixtures x 3 x n x 1 x 1
     for position in range(4):
-        turned = draws.order[:, position] == HUE
-        if turned.any():
-            index, turns = _where(turned, x), draws.factors[turned, HUE, None, None]
-            some = x.index_select(0, index)
-            _turn_hue_(some, turns.to(x.device, non_blocking=True))
-            x.index_copy_(0, index, some)
-        if position < 3:
-            _mix_(x, *coefficients[position])
-    gray = _where(draws.grayscale, x)
-    x.index_copy_(0, gray, _gray(x.index_select(0, gray))[:, None].expand(-1, 3, -1, -1))
+        for kind, change in enumerate((_brighten_, _contrast_, _saturate_, _turn_hue_)):
+            rows = [i for i, order in enumerate(orders) if order[position] == kind]
+            _change_(x, rows, change, [factors[i][kind] for i in rows])
+    _change_(x, [i for i, gray in enumerate(grays) if gray], lambda some: some.copy_(_gray(some).expand_as(some)))
 
 
-def _where(mask: Tensor, x: Tensor) -> Tensor:
-    """The indices at which a mask on the CPU holds, on x's device, which is not waited for."""
-    return mask.nonzero()[:, 0].to(x.device, non_blocking=True)
+def _change_(x: Tensor, rows: list[int], change: Callable[..., object], *factors: list[float]) -> None:
+    """Change these images in place, each by its factor; x's device is not waited for."""
+    if not rows:
+        return
+    given = [torch.tensor(of_all).to(x, non_blocking=True).view(-1, 1, 1, 1) for of_all in factors]
+    if len(rows) == len(x):
+        change(x, *given)
+        return
+    index = torch.tensor(rows).to(x.device, non_blocking=True)
+    some = x.index_select(0, index)
+    change(some, *given)
+    x.index_copy_(0, index, some)
 
 
 def _gray(x: Tensor) -> Tensor:
-    red, green, blue = x.unbind(1)
+    red, green, blue = x.chunk(3, dim=1)
     return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
-def _mix_(x: Tensor, factor: Tensor, to_gray: Tensor, to_mean: Tensor) -> None:
+def _brighten_(x: Tensor, factor: Tensor) -> None:
+    x.mul_(factor).clamp_(max=1)
+
+
+def _contrast_(x: Tensor, factor: Tensor) -> None:
+    gray = _gray(x.mean((2, 3), keepdim=True))
+    x.mul_(factor).add_(gray.mul_(1 - factor)).clamp_(0, 1)
+
+
+def _saturate_(x: Tensor, factor: Tensor) -> None:
     gray = _gray(x)
-    mean = gray.mean((1, 2), keepdim=True)
-    gray.mul_(to_gray).add_(mean.mul_(to_mean))
-    x.mul_(factor[:, None]).add_(gray[:, None]).clamp_(0, 1)
+    x.mul_(factor).add_(gray.mul_(1 - factor)).clamp_(0, 1)
 
 
 def _turn_hue_(x: Tensor, turns: Tensor) -> None:
@@ -190,7 +194,7 @@ def _turn_hue_(x: Tensor, turns: Tensor) -> None:
     turned. A channel falls from `high` to `low` between 1 and 2 units away from its primary color. The nested
     absolute values fold the circle: they are how far a hue is from the opposite of a primary color.
     """
-    red, green, blue = x.unbind(1)
+    red, green, blue = x.chunk(3, dim=1)
     high = torch.maximum(green, blue)
     torch.maximum(high, red, out=high)
     low = torch.minimum(green, blue)

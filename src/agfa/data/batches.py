@@ -96,9 +96,10 @@ def training_batches(
     workers = max(1, (os.cpu_count() or 1) // processes)
     with ThreadPoolExecutor(workers) as pool, closing(_ahead(read, count(first_step))) as batches:
         for pixels, labels, generator in batches:
-            x = to_unit(pixels, device)
-            if augmentation is not None:
-                x = flip_and_color(x, augmentation, generator, share)
+            if augmentation is None:
+                x = to_unit(pixels, device)
+            else:
+                x = flip_and_color(pixels.to(device, non_blocking=True), augmentation, generator, share)
             yield Batch(x, labels.to(device, non_blocking=True), domains, (batch_size,) * len(parts))
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -95,9 +96,7 @@ def open_images(
             say(f"decoding {len(files)} images of {dataset.name} once: {needed / 1e9:.0f} GB in {folder.parent}")
         _build_alone(dataset, files, image_size, channels, folder, progress, say)
     sizes: IntArray = np.load(folder / "sizes.npy")
-    pixels = torch.from_file(
-        str(folder / "pixels.u8"), size=int(sizes.prod(axis=1).sum()) * channels, dtype=torch.uint8
-    )
+    pixels = _mapped(folder / "pixels.u8")
     images, first = {}, 0
     offsets = np.concatenate([[0], sizes.prod(axis=1).cumsum() * channels])
     for domain in dataset.domains:
@@ -159,6 +158,13 @@ def cache_folder() -> Path:
     """Where decoded images are kept: $AGFA_CACHE, else agfa in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "agfa"
     return Path(os.environ.get("AGFA_CACHE", default))
+
+
+def _mapped(path: Path) -> Tensor:
+    """The bytes of a file, to be read alone. A map that could be written to may be no larger than the memory."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r"))
 
 
 def _tensors(pixels: Pixels) -> Images:
