@@ -21,7 +21,7 @@ from agfa.data.domains import IntArray
 from agfa.data.store import Images
 
 T = TypeVar("T")
-AUGMENTATION = 1  # keeps its randomness apart from that of the training step
+NOISE, AUGMENTATION = 0, 1  # the randomness of a training step, and that of its images
 
 
 class Batch(NamedTuple):

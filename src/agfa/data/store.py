@@ -6,8 +6,10 @@ never cropped): training crops come from the whole image, and test images are th
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +25,11 @@ from torch import Tensor
 from agfa.data.decode import MODES, decode, reason
 from agfa.data.domains import DomainDataset, IntArray, Pixels
 from agfa.data.sources import Source, printable, stamp
-from agfa.errors import UsageError
+from agfa.errors import AgfaError, UsageError
 from agfa.files import writing
 
 MARGIN = 1.2
-FORMAT = 1  # raise it when what is stored changes
+FORMAT = 2  # raise it when what is stored changes
 
 Images = Sequence[Tensor]  # of one domain: uint8, channels x height x width each
 Progress = Callable[[int, int], None]  # (images done, images in all)
@@ -60,26 +62,28 @@ def open_images(
     if channels not in MODES:
         raise UsageError(f"image files are read in 1 or 3 channels, not {channels}; see --channels")
     folder = cache_folder() / "store" / f"{dataset.name}-{image_size}-{_key(dataset, image_size, channels)}"
-    if not folder.exists():
+    found = _open(folder, channels)
+    if found is None:
         _build(dataset, image_size, channels, folder, progress)
-    sizes: IntArray = np.load(folder / "sizes.npy")
-    pixels = torch.from_file(
-        str(folder / "pixels.u8"), size=int(sizes.prod(axis=1).sum()) * channels, dtype=torch.uint8
-    )
+        found = _open(folder, channels)
+    if found is None:
+        raise AgfaError(f"{folder} is damaged; delete it")
+    pixels, sizes, digests = found
     images, first = {}, 0
     offsets = np.concatenate([[0], sizes.prod(axis=1).cumsum() * channels])
     for domain in dataset.domains:
-        last = first + len(domain)
-        images[domain.name] = StoredImages(pixels, offsets[first:last], sizes[first:last], channels)
-        first = last
+        mine = slice(first, first + len(domain))
+        images[domain.name] = StoredImages(pixels, offsets[mine], sizes[mine], channels, digests[mine])
+        first = mine.stop
     return dict(images)
 
 
 class StoredImages(Sequence[Tensor]):
     """The images of one domain: views of the memory map, of their own height and width each."""
 
-    def __init__(self, pixels: Tensor, offsets: IntArray, sizes: IntArray, channels: int) -> None:
+    def __init__(self, pixels: Tensor, offsets: IntArray, sizes: IntArray, channels: int, digests: IntArray) -> None:
         self.pixels, self.offsets, self.sizes, self.channels = pixels, offsets, sizes, channels
+        self.digests = digests  # of each image's pixels
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -95,6 +99,20 @@ class StoredImages(Sequence[Tensor]):
         start = int(self.offsets[i])
         flat = self.pixels[start : start + height * width * self.channels]
         return flat.view(height, width, self.channels).permute(2, 0, 1)
+
+
+def digests_of(images: Images) -> IntArray:
+    """A digest of each image's pixels: known of those in the store, worked out for those in memory."""
+    if isinstance(images, StoredImages):
+        return images.digests
+    pixels: Tensor = images  # type: ignore[assignment]  # all in one
+    return np.array([_digest(image) for image in pixels.permute(0, 2, 3, 1).numpy()], dtype=np.int64)
+
+
+def _digest(pixels: Pixels) -> int:
+    digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
+    digest.update(pixels.tobytes())
+    return int.from_bytes(digest.digest(), "big", signed=True)
 
 
 def cache_folder() -> Path:
@@ -119,32 +137,58 @@ def _key(dataset: DomainDataset, image_size: int, channels: int) -> str:
     return digest.hexdigest()[:16]
 
 
+def _open(folder: Path, channels: int) -> tuple[Tensor, IntArray, IntArray] | None:
+    """The pixels of all images, their sizes and digests; None where there are none, or less than there should be."""
+    try:
+        sizes: IntArray = np.load(folder / "sizes.npy")
+        digests: IntArray = np.load(folder / "digests.npy")
+        size = int(sizes.prod(axis=1).sum()) * channels
+        if len(sizes) != len(digests) or (folder / "pixels.u8").stat().st_size != size:
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AgfaError(f"cannot read {folder}: {error.strerror or error}") from error
+    except (ValueError, EOFError):  # no array
+        return None
+    return torch.from_file(str(folder / "pixels.u8"), size=size, dtype=torch.uint8), sizes, digests
+
+
 def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path, progress: Progress | None) -> None:
     """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        _sweep(folder)
+        draft = Path(tempfile.mkdtemp(prefix=f"{_drafts(folder)}{os.getpid()}.", dir=folder.parent))
     files = [f for domain in dataset.domains if not isinstance(domain.images, np.ndarray) for f in domain.images]
     sizes: list[tuple[int, int]] = []
+    digests: list[int] = []
     unreadable: list[str] = []
     try:
         with writing(draft / "pixels.u8"), (draft / "pixels.u8").open("wb") as file:
-            for source, pixels in zip(files, _decode_all(files, image_size, channels), strict=True):
-                if isinstance(pixels, str):
-                    unreadable.append(f"{printable(str(source))} ({pixels})")
+            for source, decoded in zip(files, _decode_all(files, image_size, channels), strict=True):
+                if isinstance(decoded, str):
+                    unreadable.append(f"{printable(str(source))} ({decoded})")
                 else:
+                    pixels, digest = decoded
                     file.write(pixels.tobytes())
                     sizes.append(pixels.shape[:2])
+                    digests.append(digest)
                 if progress is not None:
                     progress(len(sizes) + len(unreadable), len(files))
+            file.flush()
+            os.fsync(file.fileno())
         if unreadable:
             raise UsageError(
                 f"{len(unreadable)} of {len(files)} images cannot be read, the first is {unreadable[0]}; "
                 "mend or remove them (agfa data check names them all)"
             )
-        with writing(draft / "sizes.npy"):
-            np.save(draft / "sizes.npy", np.array(sizes, dtype=np.int64))
+        for name, values in (("sizes.npy", sizes), ("digests.npy", digests)):
+            with writing(draft / name):
+                np.save(draft / name, np.array(values, dtype=np.int64))
         with writing(folder):
+            if folder.exists() and _open(folder, channels) is None:
+                shutil.rmtree(folder)  # what was damaged
             try:
                 draft.rename(folder)
             except OSError:
@@ -154,12 +198,31 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _decode_all(files: list[Source], image_size: int, channels: int) -> Iterator[Pixels | str]:
-    """Pixels, or why there are none, of each file in order. Pillow decodes outside Python's lock."""
+def _drafts(folder: Path) -> str:
+    """How the drafts of a store are called that are made on this machine; the process's number follows."""
+    return f".{folder.name}.{platform.node()}-"
 
-    def pixels_of(source: Source) -> Pixels | str:
+
+def _sweep(folder: Path) -> None:
+    """Remove the drafts of processes of this machine that are no more."""
+    start = _drafts(folder)
+    for draft in folder.parent.glob(f"{glob.escape(start)}*"):
+        number = draft.name.removeprefix(start).partition(".")[0]
         try:
-            return np.atleast_3d(np.asarray(shrink(decode(source, channels), image_size)))
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            shutil.rmtree(draft, ignore_errors=True)
+        except (ValueError, OSError):  # not ours to judge
+            pass
+
+
+def _decode_all(files: list[Source], image_size: int, channels: int) -> Iterator[tuple[Pixels, int] | str]:
+    """Pixels and their digest, or why there are none, of each file in order. Pillow decodes outside Python's lock."""
+
+    def pixels_of(source: Source) -> tuple[Pixels, int] | str:
+        try:
+            pixels = np.atleast_3d(np.asarray(shrink(decode(source, channels), image_size)))
+            return pixels, _digest(pixels)
         except Exception as error:
             return reason(error)
 
