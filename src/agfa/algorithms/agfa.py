@@ -149,8 +149,11 @@ class AGFA(Algorithm):
             share = self.generator.saturation()
             if share > SATURATED:
                 found["saturated generator"] = f"{share:.1%} of its outputs no longer answer to its weights"
-            if not any(p.grad is not None and p.grad.any() for p in self.generator.parameters()):
-                found["dead generator"] = "no gradient has reached it in this step"
+            moments = [state["exp_avg_sq"] for state in self.optimizers["generator"].state.values()]
+            if losses["discrepancy"] == 0:
+                found["dead generator"] = "the discrepancy is 0: there is nothing that it could learn"
+            elif not any(moment.any() for moment in moments):
+                found["dead generator"] = "no gradient has ever reached it"
             elif self.generator.spread() < CONSTANT:
                 found["dead generator"] = "it makes the same of all noise"
         return found

@@ -58,13 +58,10 @@ def train(
         if config is not None:
             raise UsageError("--from takes the configuration of a run: leave --config away")
         config = repeated / "config.yaml"
-        given = {
-            "out": Path(f"{repeated}-again" if repeated.name else f"../{repeated.resolve().name}-again"),
-            **given,
-        }
-        for difference in run_folder.other_environment(repeated):
-            display.say(f"not as in {repeated}: {difference}; expect other bits")
+        given.setdefault("out", Path(f"{repeated}-again" if repeated.name else f"../{repeated.resolve().name}-again"))
     in_file = parse(read(config), TrainConfig, str(config)).model_dump(exclude_unset=True) if config else {}
+    for difference in run_folder.other_environment(repeated) if repeated and is_first_process() else ():
+        display.say(f"not as in {repeated}: {difference}; expect other bits")
     if given.keys() & {"target", "source"}:  # a complete configuration says both
         in_file = {key: value for key, value in in_file.items() if key not in ("target", "source")}
     merged = {**in_file, **given, "hparams": {**in_file.get("hparams", {}), **given.get("hparams", {})}}
