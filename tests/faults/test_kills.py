@@ -24,7 +24,7 @@ from support_forks import Forks
 
 RUN = {
     **QUICK,
-    **{"target": "sky", "augment": True, "steps": 40, "evaluate_every": 4},
+    **{"target": "sky", "augment": True, "steps": 20, "evaluate_every": 2},
     **{"swad_patience": 1, "swad_tolerance": 2, "checkpoint_seconds": 0},
 }
 KILLED = -9
@@ -97,7 +97,7 @@ def sweeping(forks: Forks, tiny: Path, server: Server, kills: int) -> Counts:
     """`agfa sweep` of three runs, one after the other."""
     settings = {key: value for key, value in RUN.items() if key not in ("backbone", "hparams", "target", "steps")}
     sweep = {"datasets": str(tiny), "methods": "erm", "backbones": "convnet", "hparams": RUN["hparams"]}
-    Path("s.yaml").write_text(yaml.safe_dump({**sweep, "settings": {**settings, "steps": 12}}))
+    Path("s.yaml").write_text(yaml.safe_dump({**sweep, "settings": {**settings, "steps": 8}}))
     finished: dict[Path, dict[str, bytes]] = {}
     want: dict[Path, dict[str, bytes]] = {}
 
