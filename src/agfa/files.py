@@ -30,8 +30,11 @@ def writing(path: Path) -> Iterator[None]:
         raise AgfaError(f"cannot write {path}: {what}") from error
 
 
-def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make `path` hold what `write` writes. Whoever reads it sees the old content or the new, never a part."""
+def replace(path: Path, write: Callable[[IO[bytes]], object], kept: Path | None = None) -> None:
+    """Make `path` hold what `write` writes. Whoever reads it sees the old content or the new, never a part.
+
+    The old content goes to `kept`, if that is given: a process that dies in between leaves it there, and no `path`.
+    """
     draft = path.with_name(f".{path.name}.draft")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +43,8 @@ def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if kept is not None and path.exists():
+                path.replace(kept)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -58,10 +58,18 @@ def overview(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost]) -> Group
     if found["failed"]:
         table = _table("set aside", "attempts", "reason")
         for config in found["failed"]:
-            why = json.loads(RunFolder(config.out).failed.read_text())
-            table.add_row(config.out.name, str(why["attempts"]), why["reason"])
+            table.add_row(config.out.name, *_why(config))
         parts.append(table)
     return Group(*parts)
+
+
+def _why(config: CompleteConfig) -> tuple[str, str]:
+    """How often a run was attempted, and the reason why it was set aside."""
+    try:
+        told = json.loads(RunFolder(config.out).failed.read_text())
+        return str(told["attempts"]), str(told["reason"])
+    except (OSError, ValueError, KeyError, TypeError):  # forgiven just now, or damaged
+        return "", "unknown"
 
 
 def progress(config: CompleteConfig) -> tuple[int, float | None]:
@@ -83,7 +91,7 @@ def last_training_record(file: Path) -> dict[str, float] | None:
                 found = [line for line in log.read().split(b"\n")[:-1] if line.startswith(b'{"kind": "train"')]
                 if found:
                     return json.loads(found[-1])  # type: ignore[no-any-return]
-    except OSError:
+    except (OSError, ValueError):
         pass
     return None
 

@@ -22,7 +22,7 @@ from agfa.data.store import FileImages, Images
 
 T = TypeVar("T")
 AT_ONCE = 256  # images, of those that are looked at but once
-AUGMENTATION = 1  # keeps its randomness apart from that of the training step
+NOISE, AUGMENTATION = 0, 1  # the randomness of a training step, and that of its images
 
 
 class Batch(NamedTuple):

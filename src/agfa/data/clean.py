@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,5 +31,5 @@ def clean() -> Iterator[tuple[str, int]]:
 
 def _built(folder: Path) -> Path:
     """What a draft is a draft of; a store itself."""
-    name = folder.name
-    return folder.with_name(name[1:].rpartition(".")[0]) if name.startswith(".") else folder
+    draft = re.match(r"\.(.+-[0-9a-f]{16})\.", folder.name)
+    return folder.with_name(draft[1]) if draft else folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,15 +62,6 @@ class DomainDataset:
     def counts(self) -> IntArray:
         """Images per domain (rows) and class (columns)."""
         return np.stack([np.bincount(d.labels, minlength=len(self.classes)) for d in self.domains])
-
-    def fingerprint(self) -> str:
-        """A digest of the classes, the domains, and the name, class and weight of every image."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for domain in self.domains:
-            digest.update(repr((domain.name, domain.keys, domain.labels.tolist())).encode())
-            if domain.weights is not None:
-                digest.update(domain.weights.tobytes())
-        return digest.hexdigest()[:16]
 
 
 def image_suffixes() -> frozenset[str]:

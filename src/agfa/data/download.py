@@ -58,6 +58,7 @@ def get(
                 benchmark.load_from(found)
             except UsageError as error:
                 raise UsageError(f"{error}; move {found} away to get {benchmark.name} anew") from error
+            shutil.rmtree(_work(home), ignore_errors=True)  # of a process that died when all was done
             return found
         reasons = []
         for source in benchmark.sources:
@@ -74,7 +75,7 @@ def _get_from(
     source: Source, benchmark: Benchmark, say: Say, progress: Progress | None, waits: Sequence[float]
 ) -> Path:
     home = benchmark.home
-    work = home.with_name(f".{home.name}.get")
+    work = _work(home)
     draft = work / "unpacked"
     most = benchmark.images * BYTES_AN_IMAGE
     files = [resolved for file in source.files for resolved in _resolve(file)]
@@ -106,6 +107,11 @@ def _get_from(
         shutil.rmtree(draft, ignore_errors=True)
     shutil.rmtree(work, ignore_errors=True)
     return home
+
+
+def _work(home: Path) -> Path:
+    """Where what is downloaded lies until the dataset is whole."""
+    return home.with_name(f".{home.name}.get")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from agfa import algorithms
 from agfa.algorithms.base import Algorithm, Problem
+from agfa.averaging import Averaging, Swa, Swad
 from agfa.data import catalog
 from agfa.data.batches import Part
 from agfa.data.benchmark import Settings
@@ -154,3 +155,12 @@ def source_batch(config: CompleteConfig) -> int:
     """Source images for each domain and step: batch_size counts all that go through the backbone."""
     recipe = algorithms.get(config.algorithm)
     return config.batch_size // recipe.method.passes(recipe.hparams(config.hparams))
+
+
+def averaging_of(config: CompleteConfig) -> Averaging | None:
+    """The run's averaging policy."""
+    if config.averaging == "swa":
+        return Swa(start=config.steps // 2)
+    if config.averaging == "swad":
+        return Swad(config.swad_patience, config.swad_tolerance, config.swad_ratio)
+    return None
