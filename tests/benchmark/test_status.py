@@ -55,6 +55,7 @@ def test_the_table_follows_the_runs(runs: list[CompleteConfig], monkeypatch: pyt
     with first.held():
         watched = Watched(runs, {kind(runs[0]): cost})
         watched.until(lambda screen: "0 done, 1 running, 0 failed, 2 waiting" in screen and " 0/6 " in screen)
+        first.rewind(0)
         first.record(kind="train", step=2, losses={}, seconds=60.0)
         watched.until(lambda screen: " 2/6 " in screen and "33%" in screen and "2 min" in screen)
         # 120 s of the first, and of each other 6 steps of 4 images of 2 sources
