@@ -158,7 +158,7 @@ def _build(dataset: DomainDataset, image_size: int, channels: int, folder: Path,
     """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        _remove_dead(folder)
         draft = Path(tempfile.mkdtemp(prefix=f"{_drafts(folder)}{os.getpid()}.", dir=folder.parent))
     files = [f for domain in dataset.domains if not isinstance(domain.images, np.ndarray) for f in domain.images]
     sizes: list[tuple[int, int]] = []
@@ -203,7 +203,7 @@ def _drafts(folder: Path) -> str:
     return f".{folder.name}.{platform.node()}-"
 
 
-def _sweep(folder: Path) -> None:
+def _remove_dead(folder: Path) -> None:
     """Remove the drafts of processes of this machine that are no more."""
     start = _drafts(folder)
     for draft in folder.parent.glob(f"{glob.escape(start)}*"):
