@@ -131,7 +131,7 @@ def test_a_damaged_log_of_a_finished_run(tiny: Path, quick: dict[str, Any]) -> N
 
 # --- the run's folder goes away, or may not be written any more
 
-# Records: the first, one amid the run, one of the last. The others only tell what this one does: they are slow together.
+# Records: an early one, one amid the run, one of the last; the latter tell nothing new, and are slow together.
 MOMENTS = [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(14, marks=pytest.mark.slow)]
 
 
