@@ -13,7 +13,7 @@ import agfa as package
 from support import QUICK, flags, same
 from support_forks import Forks
 
-RUN = {**QUICK, "target": "sky", "augment": True, "checkpoint_seconds": 0, "steps": 12}
+RUN = {**QUICK, "target": "sky", "augment": True, "checkpoint_seconds": 0}
 
 
 @pytest.mark.parametrize("clock", ["back", "still", "leaping"])

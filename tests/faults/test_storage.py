@@ -131,6 +131,9 @@ def test_a_damaged_log_of_a_finished_run(tiny: Path, quick: dict[str, Any]) -> N
 
 # --- the run's folder goes away, or may not be written any more
 
+# Records: an early one, one amid the run, one of the last; the latter tell nothing new, and are slow together.
+MOMENTS = [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(14, marks=pytest.mark.slow)]
+
 
 def at(monkeypatch: pytest.MonkeyPatch, n: int, happens: Callable[[], object]) -> None:
     """Right before the n-th record."""
@@ -157,7 +160,7 @@ def goes_on(train: Agfa, out: Path, undisturbed: Path) -> None:
     same(out, undisturbed)
 
 
-@pytest.mark.parametrize("n", [1, 7, 14])
+@pytest.mark.parametrize("n", MOMENTS)
 def test_the_folder_disappears(n: int, train: Agfa, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         at(patch, n, lambda: Path("run").rename("elsewhere"))
@@ -173,7 +176,7 @@ def mount(*arguments: object) -> None:
     subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("n", [1, 7, 14])
+@pytest.mark.parametrize("n", MOMENTS)
 def test_the_disk_becomes_read_only(
     n: int, train: Agfa, undisturbed: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +195,7 @@ def test_the_disk_becomes_read_only(
     goes_on(train, Path("run"), undisturbed)
 
 
-@pytest.mark.parametrize("n", [1, 7, 14])
+@pytest.mark.parametrize("n", MOMENTS)
 def test_the_mount_is_gone(
     n: int, train: Agfa, undisturbed: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +219,7 @@ def test_the_mount_is_gone(
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
-@pytest.mark.parametrize("n", [2, 9, 15])
+@pytest.mark.parametrize("n", MOMENTS)
 def test_the_storage_answers_with_errors(
     code: int, n: int, train: Agfa, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

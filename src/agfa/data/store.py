@@ -272,7 +272,7 @@ def _build_alone(
 def _build(files: Sequence[Source], image_size: int, channels: int, folder: Path, progress: Progress | None) -> None:
     """Write the store beside its final place and move it there whole; a concurrent builder may win the race."""
     with writing(folder):
-        _sweep(folder)
+        _remove_dead(folder)
         draft = Path(tempfile.mkdtemp(prefix=f"{_drafts(folder)}{os.getpid()}.", dir=folder.parent))
     sizes: list[tuple[int, int]] = []
     digests: list[int] = []
@@ -316,7 +316,7 @@ def _drafts(folder: Path) -> str:
     return f".{folder.name}.{platform.node()}-"
 
 
-def _sweep(folder: Path) -> None:
+def _remove_dead(folder: Path) -> None:
     """Remove the drafts of processes of this machine that are no more."""
     start = _drafts(folder)
     for draft in folder.parent.glob(f"{glob.escape(start)}*"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from lightning_fabric import Fabric
 from torch import nn
 
 from agfa.algorithms.base import Algorithm, plain_backward
@@ -13,7 +14,9 @@ from agfa.data.batches import NOISE, Batch, seed_of
 from agfa.data.store import open_images
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
+from agfa.nn.exchange import Share
 from agfa.training.config import CompleteConfig, parse, read
+from agfa.training.processes import is_first_process
 from agfa.training.setup import build, complete, split
 
 FILE = "nonfinite.pt"
@@ -29,16 +32,19 @@ class Replayed(NamedTuple):
     algorithm: Algorithm
 
 
-def keep(run: Path, step: int, batch: Batch, algorithm: Algorithm) -> None:
-    """Write down step number `step`: its minibatch, and the algorithm as it was."""
+def stop(run: Path, step: int, batch: Batch, algorithm: Algorithm, share: Share, fabric: Fabric) -> NoReturn:
+    """End a run at step number `step`: its minibatch, and the algorithm as it was before, are kept.
+
+    Raises:
+        AgfaError: what happened, and where the step is.
+    """
+    batch = batch._replace(images=share.gather(batch.images))
     optimizers = {name: optimizer.state_dict() for name, optimizer in algorithm.optimizers.items()}
     state = {"step": step, "batch": tuple(batch), "algorithm": algorithm.state_dict(), "optimizers": optimizers}
-    replace(run / FILE, lambda file: torch.save(state, file))
-
-
-def not_finite(run: Path, step: int) -> AgfaError:
-    """The error of a run that stops there."""
-    return AgfaError(
+    if is_first_process():
+        replace(run / FILE, lambda file: torch.save(state, file))
+    fabric.barrier()  # no process ends before it is written
+    raise AgfaError(
         f"a loss or gradient of step {step} is not finite; the step is kept in {run / FILE} (docs/reliability.md); "
         "try a lower --hparams.lr, or --skip-nonfinite"
     )

@@ -199,11 +199,7 @@ def _train(
             bad = watch.found(training.step)
             if bad and (len(bad) == steps or not config.skip_nonfinite):
                 with closing(batches_from(first_step=bad[0] - 1)) as again:
-                    batch = next(again)
-                batch = batch._replace(images=share.gather(batch.images))
-                if writer:
-                    replay.keep(folder.path, bad[0], batch, algorithm)
-                raise replay.not_finite(folder.path, bad[0])
+                    replay.stop(folder.path, bad[0], next(again), algorithm, share, fabric)
             means, sums = {name: float(value) / (steps - len(bad)) for name, value in sums.items()}, {}
             rate = steps * images_per_step / max(1e-9, time.monotonic() - recorded_at)
             warnings = algorithm.warnings(means)
