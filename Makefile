@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all faults lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train ERM, SWAD and AGFA on embedded digits and write a report (under 4 minutes)"
 	@echo "make test      lint, types, layers and the default tests (under 8 minutes)"
 	@echo "make test-all  the slow tests too (those on PACS and MNIST need \$$AGFA_DATA)"
+	@echo "make faults    everything that is made to fail on purpose, a hundred kills included"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make bench     speed: steps beside plain loops (ResNet-50, 10 minutes on 2 cores), then the input"
 
@@ -39,6 +40,10 @@ test: lint
 test-all: lint
 	@echo "== all tests, slow ones included"
 	$(BIN)/pytest -m ''
+
+faults: $(BIN)/.ready
+	@echo "== faults: a hundred kills, damaged files, lost storage, numbers that are none"
+	$(BIN)/pytest -m '' -s tests/faults
 
 bench: $(BIN)/.ready
 	@echo "== steps of ERM, AGFA and SWAD beside plain loops and the machine's peak, in one run"

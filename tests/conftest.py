@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from agfa import cli
+from serving import Server
 from support import QUICK, Agfa, Ended, flags, make_images
+from support_forks import Forks
 
 # One thread, here and in the processes that tests start: on tiny images more of them only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -90,3 +93,20 @@ def small_disk() -> Iterator[Path]:
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
     folder.rmdir()
+
+
+@pytest.fixture
+def forks() -> Iterator[Forks]:
+    """Starts commands in milliseconds, and kills them at a moment."""
+    found = Forks()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from agfa.data.domains import DomainDataset
+
 DOMAINS = ("ink", "paper", "sky")
 CLASSES = ("cross", "left", "top")
 # Seconds rather than minutes: what `agfa train` is given wherever the model need not be good.
@@ -109,6 +111,11 @@ def same(one: Path, other: Path) -> None:
         {p.name: p.read_text() for p in run.rglob("*.json") if p.name != "environment.json"} for run in (one, other)
     ]
     assert cards[0] == cards[1]
+
+
+def listing(dataset: DomainDataset) -> str:
+    """The classes, the domains, and the name and class of every image."""
+    return repr((dataset.classes, [(d.name, d.keys, d.labels.tolist()) for d in dataset.domains]))
 
 
 def fill(disk: Path, leaving: int = 0) -> None:

@@ -25,6 +25,7 @@ COMMANDS = [
     ("report",),
     ("data",),
     ("data", "check"),
+    ("data", "clean"),
     ("data", "get"),
     ("data", "list"),
 ]
@@ -36,11 +37,12 @@ def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    times = []
+    times = []  # the processor's: what others do on this machine is no part of it
     for _ in range(3):
-        start = time.monotonic()
+        before = os.times()
         done = shell("--help")
-        times.append(time.monotonic() - start)
+        after = os.times()
+        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert done.returncode == 0
     assert "Domain generalisation" in done.stdout
     assert min(times) < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
+from agfa.data import store
 from agfa.errors import AgfaError, UsageError, unknown
-from agfa.training import model_file
-from agfa.training.checkpoint import load
+from agfa.training import checkpoint, model_file
 from agfa.training.run_folder import RunFolder
 from agfa.training.state import Training
 from support import QUICK, Agfa, fill, flags, make_images, records, weights
@@ -256,7 +256,7 @@ def test_a_full_disk_costs_nothing(
     if moment != "claiming the folder":
         assert yaml.safe_load((run / "config.yaml").read_text())["target"] == ["sky"]
     reached = max((int(line.split()[1].rstrip(":")) for line in progress if line.startswith("step")), default=0)
-    saved = load(run / "checkpoint" / "latest.pt")
+    saved = checkpoint.load(run / "checkpoint" / "latest.pt")
     if reached >= 4:
         assert saved is not None
         assert saved["training"]["step"] >= reached - 2
@@ -273,6 +273,7 @@ def test_a_full_disk_while_images_are_decoded(
 ) -> None:
     monkeypatch.setenv("AGFA_CACHE", str(small_disk / "cache"))
     fill(small_disk, leaving=8192)
+    monkeypatch.setattr(store, "free_space", lambda _: 1 << 20)  # there was room when it began
     ended = train(target="sky", out="run")
     assert ended.status == 1
     assert f"cannot write {small_disk}/cache/store/" in ended.error
@@ -318,21 +319,21 @@ def test_a_damaged_checkpoint(train: Agfa) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "models", broken)
         assert train(target="sky", out="run", checkpoint_seconds=0).status == 1
-    checkpoint = Path("run/checkpoint/latest.pt")
-    assert checkpoint.exists()
-    truncate(checkpoint)
+    for name in ("latest", "previous"):
+        truncate(Path(f"run/checkpoint/{name}.pt"))
     ended = train(target="sky", out="run", checkpoint_seconds=0)
     assert ended.status == 1
-    assert "run/checkpoint/latest.pt is damaged" in ended.error
-    checkpoint.unlink()
+    error = ended.err.splitlines()[-1]
+    assert "run/checkpoint/latest.pt and run/checkpoint/previous.pt are damaged" in error
+    assert "delete run/checkpoint to start the run again" in error
+    shutil.rmtree("run/checkpoint")
     assert train(target="sky", out="run", checkpoint_seconds=0).status == 0
 
 
 def test_a_diverging_run_says_so(train: Agfa) -> None:
     ended = train(target="sky", out="run", algorithm="erm", hparams={"lr": 1e30}, steps=40)
     assert ended.status == 1
-    assert "a loss is not finite" in ended.err.splitlines()[-1]
-    assert "--hparams.lr" in ended.err.splitlines()[-1]
+    assert re.search(r"a loss or gradient of step \d+ is not finite.*--hparams.lr", ended.err.splitlines()[-1])
 
 
 # --- the same from a shell
@@ -359,7 +360,7 @@ def test_the_nearest_name_is_suggested() -> None:
 
 
 def test_nothing_saved_is_executed(tmp_path: Path) -> None:
-    """A checkpoint from a stranger can name a function to call; it is refused."""
-    torch.save({"training": os.system}, tmp_path / "latest.pt")
-    with pytest.raises(AgfaError, match="is damaged"):
-        load(tmp_path / "latest.pt")
+    """A checkpoint from a stranger can name a function to call; it is refused, though it be whole."""
+    checkpoint.save(tmp_path / "latest.pt", {"training": os.system})
+    with pytest.raises(AgfaError, match="cannot be resumed from"):
+        checkpoint.load(tmp_path / "latest.pt")

@@ -1,17 +1,20 @@
 """Averages of a model along its training: SWA, and SWAD (dense, and blind to overfitting).
 
 A policy sees the model after every step and the validation loss at every evaluation, and works for any algorithm.
-What it averages is all of the predicting network, each head and the floating-point buffers included.
+What it averages is all of the predicting network, each head and the floating-point buffers included. Statistics of
+batch norm that is not frozen belong to the weights that they were taken with: an average's are taken anew in the end.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 State = dict[str, Tensor]
 
@@ -194,6 +197,29 @@ class Swad:
             setattr(self, key, state[key])
         self.closed, self.open = Mean(**state["closed"]), Mean(**state["open"])
         self.segments = deque((last, Mean(**mean)) for last, mean in state["segments"])
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, minibatches: Iterable[Tensor]) -> None:
+    """Take the statistics of batch norm that is not frozen anew, as the mean over these minibatches.
+
+    Where there is none, nothing is drawn. The model is left in evaluation mode.
+    """
+    model.train()
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
+    model.eval()
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over minibatches
+        layer.train()
+    for x in minibatches:
+        model(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
 
 
 def _state(model: nn.Module) -> State:

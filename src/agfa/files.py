@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there."""
+"""Writing files that are whole or not there, one process at a time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from agfa.errors import AgfaError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]  # asked for before it is used
 
 
 @contextmanager
@@ -25,8 +30,11 @@ def writing(path: Path) -> Iterator[None]:
         raise AgfaError(f"cannot write {path}: {what}") from error
 
 
-def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make `path` hold what `write` writes. Whoever reads it sees the old content or the new, never a part."""
+def replace(path: Path, write: Callable[[IO[bytes]], object], kept: Path | None = None) -> None:
+    """Make `path` hold what `write` writes. Whoever reads it sees the old content or the new, never a part.
+
+    The old content goes to `kept`, if that is given: a process that dies in between leaves it there, and no `path`.
+    """
     draft = path.with_name(f".{path.name}.draft")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +43,46 @@ def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if kept is not None and path.exists():
+                path.replace(kept)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(lock: Path, waiting: Callable[[], object]) -> Iterator[None]:
+    """Let one process at a time through, and call `waiting` before having to wait.
+
+    The system frees the lock of a process that dies; the empty file stays. Where there are no locks all go through.
+    """
+    if fcntl is None:
+        yield
+        return
+    with writing(lock):
+        file = lock.open("ab")
+    with file:
+        with writing(lock):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                    raise
+        yield
+
+
+def held(lock: Path) -> bool:
+    """Whether a process is through there, `alone`."""
+    if fcntl is None or not lock.exists():
+        return False
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+    return False

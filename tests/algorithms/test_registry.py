@@ -45,6 +45,8 @@ def test_presets_are_methods_with_settings():
             assert recipe.hparams({}).model_dump().items() >= preset.hparams.items()
     assert (get("swad").method, get("swad").averaging) == (ERM, "swad")
     assert get("agfa-no-swad").averaging == "none"
+    assert get("swad").paper == get("fact+swad").paper == "Cha et al. 2021"
+    assert get("agfa-mcd").paper == AGFA.paper
     assert get("agfa-mcd").hparams({"eta": 0.3}).model_dump().items() >= {"discrepancy": "mcd", "eta": 0.3}.items()
 
 

@@ -297,6 +297,25 @@ def test_learning_curves_are_xml_the_same_every_time_and_name_every_method(tmp_p
     assert to_pdf(learning_curves(frame)).startswith(b"%PDF")
 
 
+@pytest.mark.parametrize("methods", [1, 7, 28])
+@pytest.mark.parametrize(
+    "name", ["{}", "AGFA, unsupervised MCD, without SWAD {}", "a method with a name so long {}" * 3]
+)
+def test_the_legend_is_within_the_figure_and_leaves_room_for_the_curves(methods: int, name: str) -> None:
+    row = {"kind": "eval", "seed": 0, "step": 1, "role": "source", "split": "val", "accuracy": 0.5}
+    frame = pl.DataFrame([{**row, "row": name.format(*[i] * 3)} for i in range(methods)])
+    figure = learning_curves(frame)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == methods
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert box.y0 >= 0
+    for axes in figure.axes:
+        assert axes.get_window_extent().y0 > box.y1
+        assert axes.get_window_extent().height > 1.7 * figure.dpi
+
+
 def test_learning_curves_without_a_target_or_anything_say_so(tmp_path: Path) -> None:
     make_run(tmp_path / "r")
     frame = read_runs([tmp_path])

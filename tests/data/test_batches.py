@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from agfa.data import batches
 from agfa.data.augment import Augmentation
-from agfa.data.batches import Batch, Part, evaluation_batches, sample, training_batches
+from agfa.data.batches import Batch, Part, evaluation_batches, training_batches
 
 CPU = torch.device("cpu")
 SIZE = 6
@@ -74,25 +72,6 @@ def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
 # --- which images
 
 
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**31), st.integers(1, 4))
-def test_every_image_once_an_epoch(n: int, batch_size: int, seed: int, epochs: int) -> None:
-    steps = -(-n * epochs // batch_size)
-    drawn = np.concatenate([sample(n, batch_size, step, (seed, 0)) for step in range(steps)])
-    for epoch in range(epochs):
-        assert sorted(drawn[epoch * n : (epoch + 1) * n]) == list(range(n))
-
-
-def test_epochs_seeds_and_domains_have_orders_of_their_own() -> None:
-    orders = [
-        sample(40, 40, step, (seed, domain)).tolist() for step in range(3) for seed in range(3) for domain in range(3)
-    ]
-    assert len({tuple(order) for order in orders}) == 27
-
-
-def test_the_order_is_the_same_on_every_machine() -> None:
-    assert sample(10, 10, 0, (0, 0)).tolist() == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
-
-
 def test_batches_are_balanced_and_whole() -> None:
     of = parts(3, 50, 7)
     for batch in take(30, of, batch_size=4):
@@ -112,7 +91,26 @@ def test_only_the_parts_own_images_come_and_all_of_them() -> None:
         assert sum(name == (1, 2 * i) for name in seen) == 4  # 80 images: four epochs
 
 
+def test_weights_decide_which_images_come() -> None:
+    """Of two domains, one with weights: its heavy image comes half the time, its weightless ones never."""
+    plain, weighted = parts(6, 6)
+    weighted = Part(*weighted[:3], weights=np.array([3.0, 1, 0, 1, 1, 0]))
+    seen = [name for batch in take(30, [plain, weighted]) for name in names(batch)]
+    assert [sum(name == (0, 2 * i) for name in seen) for i in range(6)] == [20] * 6
+    assert [sum(name == (1, 2 * i) for name in seen) for i in range(6)] == [60, 20, 0, 20, 20, 0]
+    later = take(10, [plain, weighted], first_step=20)
+    assert [name for batch in later for name in names(batch)] == seen[-80:]
+
+
 # --- the same, however it is come by
+
+
+@pytest.mark.parametrize("cores", [1, 2, 7])
+def test_any_number_of_threads_reads_the_same(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = parts(5, 9)
+    whole = take(8, of, augmentation=Augmentation())
+    monkeypatch.setattr(batches.os, "cpu_count", lambda: cores)
+    assert same(take(8, of, augmentation=Augmentation()), whole)
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation()])

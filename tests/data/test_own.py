@@ -22,7 +22,7 @@ from agfa.data.check import check
 from agfa.data.domains import DomainDataset, from_folder
 from agfa.data.store import open_images
 from agfa.errors import AgfaError, UsageError
-from support import CLASSES, DOMAINS, Agfa
+from support import CLASSES, DOMAINS, Agfa, listing
 
 NAMES = tuple(reversed(CLASSES))  # Hugging Face's classes keep their own order
 
@@ -156,7 +156,7 @@ def test_metadata_beside_the_images(tiny: Path) -> None:
 
 def test_metadata_about_something_else_leaves_the_folder_a_folder(tiny: Path) -> None:
     (tiny / "metadata.csv").write_text("camera,lens\n1,2\n")
-    assert read(tiny).fingerprint() == from_folder(tiny).fingerprint()
+    assert listing(read(tiny)) == listing(from_folder(tiny))
     (tiny.parent / "flat").mkdir()
     (tiny / "metadata.csv").rename(tiny.parent / "flat" / "metadata.csv")
     with pytest.raises(UsageError, match="has no column 'path'"):

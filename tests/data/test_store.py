@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +21,10 @@ from PIL import Image
 from agfa.data import store
 from agfa.data.decode import decode
 from agfa.data.domains import Domain, DomainDataset, from_folder
-from agfa.data.store import open_images, shrink
+from agfa.data.store import lock_of, open_images, shrink
 from agfa.errors import UsageError
+from agfa.files import alone
+from support import Agfa, same
 
 RNG = np.random.default_rng(0)
 
@@ -94,7 +101,7 @@ def test_images_are_views_of_one_mapped_file(tmp_path: Path) -> None:
     first, second = open_images(dataset_of(tmp_path / "r", a=noise(9, 9), b=noise(5, 9)), 16)["d"]
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert second.data_ptr() - first.data_ptr() == 9 * 9 * 3
-    assert sorted(p.name for p in files() if p.is_file()) == ["pixels.u8", "sizes.npy"]
+    assert sorted(p.name for p in files() if p.is_file()) == ["digests.npy", "pixels.u8", "sizes.npy"]
     assert sum(p.stat().st_size for p in files() if p.name == "pixels.u8") == (9 * 9 + 5 * 9) * 3
 
 
@@ -219,6 +226,33 @@ def test_two_processes_at_once(tiny: Path) -> None:
     assert len(list(Path("cache/store").iterdir())) == 1
 
 
+def test_who_waits_decodes_nothing(tiny: Path) -> None:
+    """Another process builds what this one needs: it says so, waits, and takes what is there then."""
+    first = open_images(from_folder(tiny), 8)["ink"][0].clone()
+    (built,) = Path("cache/store").iterdir()
+    draft, said = built.with_name("draft"), []
+    built.rename(draft)
+    decoded: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        with alone(lock_of(built), lambda: None):
+            waits = pool.submit(
+                open_images, from_folder(tiny), 8, progress=lambda *_: decoded.append(1), say=said.append
+            )
+            while not said:
+                time.sleep(0.01)
+            draft.rename(built)
+        assert torch.equal(waits.result(timeout=60)["ink"][0], first)
+    assert said == ["another process is decoding the images of tiny; waiting for it"]
+    assert not decoded
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks: nothing is safe but the last move."""
+    monkeypatch.setattr(store, "alone", lambda *_: nullcontext())
+
+
+@pytest.mark.usefixtures("no_locks")
 def test_who_comes_second_takes_what_is_there(tiny: Path) -> None:
     """Another process finishes the same store between our look and our move."""
 
@@ -230,6 +264,7 @@ def test_who_comes_second_takes_what_is_there(tiny: Path) -> None:
     assert len(list(Path("cache/store").iterdir())) == 1
 
 
+@pytest.mark.usefixtures("no_locks")
 def test_the_race_for_the_folder_can_be_lost_at_the_last_moment(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename, done = Path.rename, []
 
@@ -249,6 +284,89 @@ def test_a_store_that_may_not_be_written_can_be_read(tiny: Path) -> None:
     for path in files():
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert torch.equal(open_images(from_folder(tiny), 8)["ink"][0], first)
+
+
+# --- no room
+
+
+def pressed(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """The disk has so many bytes left, whatever the real one has."""
+    monkeypatch.setattr(store, "free_space", lambda _: free)
+
+
+def test_without_room_files_are_read_anew_to_the_same_pixels(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = open_images(from_folder(tiny), 8)
+    shutil.rmtree("cache")
+    pressed(monkeypatch, 30_000)
+    said: list[str] = []
+    found = open_images(from_folder(tiny), 8, say=said.append)
+    assert said == [
+        f"tiny needs 0.00 GB decoded, and {Path('cache/store').absolute()} has 0.00 GB free: its files are decoded "
+        "anew each time, which is slower (set AGFA_CACHE to a larger disk)"
+    ]
+    assert not Path("cache").exists()
+    for name, images in wanted.items():
+        assert len(found[name]) == len(images)
+        for i in range(len(images)):
+            assert torch.equal(found[name][i], images[i])
+    assert torch.equal(found["ink"][3:5][1], wanted["ink"][4])
+    assert open_images(from_folder(tiny), 8, 1)["ink"][0].shape == (1, *wanted["ink"][0].shape[1:])
+
+
+@pytest.mark.parametrize("size", [8, 16, 200])
+def test_how_much_is_needed_is_known_before(size: int, tiny: Path) -> None:
+    dataset = from_folder(tiny)
+    files = [image for domain in dataset.domains for image in domain.images]
+    judged = store._needed(files, size, 3)
+    open_images(dataset, size)
+    (there,) = Path("cache/store").rglob("pixels.u8")
+    assert judged == pytest.approx(there.stat().st_size, rel=0.02)
+
+
+def test_what_is_judged_by_some_files_holds_for_all(tmp_path: Path) -> None:
+    """Images of very different sizes, some of them unreadable: within a tenth."""
+    rng = np.random.default_rng(1)
+    shapes = rng.integers(20, 200, (300, 2)).tolist()
+    dataset = dataset_of(tmp_path / "r", **{f"{i:03}": noise(*shape) for i, shape in enumerate(shapes)})
+    files = list(dataset["d"].images)
+    open_images(dataset, 64)
+    (there,) = Path("cache/store").rglob("pixels.u8")
+    Path(str(files[0])).write_text("text")
+    assert store._needed(files, 64, 3) == pytest.approx(there.stat().st_size, rel=0.1)
+
+
+def test_a_large_store_is_announced(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LARGE", 10_000)
+    said: list[str] = []
+    open_images(from_folder(tiny), 8, say=said.append)
+    assert said == [f"decoding 90 images of tiny once: 0 GB in {Path('cache/store').absolute()}"]
+    open_images(from_folder(tiny), 8, say=said.append)
+    assert len(said) == 1
+
+
+def test_trained_without_a_store_it_ends_with_the_same_bits(train: Agfa, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"target": "sky", "algorithm": "erm", "augment": True}
+    assert train(**settings, out="stored").status == 0
+    shutil.rmtree("cache")
+    pressed(monkeypatch, 0)
+    ended = train(**settings, out="plain")
+    assert ended.status == 0
+    assert "decoded anew each time" in ended.err
+    same(Path("plain"), Path("stored"))
+    assert not Path("cache").exists()
+
+
+def test_a_file_that_cannot_be_read_without_a_store_is_one_line(
+    train: Agfa, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressed(monkeypatch, 0)
+    for path in (tiny / "ink" / "top").iterdir():
+        path.write_text("text")
+    ended = train(target="sky", out="run", steps=40)
+    assert ended.status == 2
+    line = ended.err.splitlines()[-1]
+    assert re.search(r"ink/top/\d+\.\w+ cannot be read \(not an image\); mend or remove it \(agfa data check", line)
+    assert "Traceback" not in ended.err
 
 
 def test_images_in_memory_need_no_store() -> None:

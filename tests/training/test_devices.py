@@ -84,10 +84,10 @@ def same_models(one: str, other: str, names: tuple[str, ...] = ("last", "best", 
             torch.testing.assert_close(b[key], value, rtol=0, atol=atol)
 
 
-def test_two_processes_are_one_on_the_joint_batch(tiny: Path) -> None:
+def test_two_processes_are_one_on_the_joint_batch(tiny: Path, agfa: Agfa) -> None:
     """AGFA and SWAD, with augmentation: what is drawn at random is the same, however many processes there are."""
     Path("watched.py").write_text(WATCHED)
-    one = run("watched.py", data=tiny, out="one", augment=True)
+    one = agfa("train", **{**SETTINGS, "data": tiny, "out": "one", "augment": True})
     assert one.status == 0, one.err
     two = run("watched.py", data=tiny, out="two", augment=True, devices=2)
     assert two.status == 0, two.err

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from agfa.errors import UsageError
 from agfa.training import checkpoint, model_file, run_folder, trainer
 from agfa.training.state import Training
 from support import QUICK, Agfa, flags, same, weights
+from support_forks import Forks
 
 LONG = {
     **QUICK,
@@ -32,54 +30,6 @@ LONG = {
     "swad_tolerance": 2,
     "checkpoint_seconds": 0,
 }
-
-# Imports once, then runs each command that it reads in a process of its own, forked: a new start in milliseconds.
-# A command: {"argv": [...], "seconds": kill after so long | null, "file": kill once it is there | null}
-FORKS = """
-import json, os, signal, sys, time
-import agfa.cli, agfa.training.trainer, agfa.inference.predictor
-for line in sys.stdin:
-    order = json.loads(line)
-    began = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["agfa", *order["argv"]]
-        out = os.open("out.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1), os.dup2(out, 2)
-        agfa.cli.main()
-    ended = 0
-    while not ended:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        late = order["seconds"] is not None and time.monotonic() - began > order["seconds"]
-        if not ended and (late or (order["file"] and os.path.exists(order["file"]))):
-            os.kill(child, signal.SIGKILL)
-            ended, status = os.waitpid(child, 0)
-        time.sleep(0.001)
-    print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - began]), flush=True)
-"""
-
-
-class Forks:
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", FORKS]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def agfa(self, *argv: str, seconds: float | None = None, file: str | None = None) -> tuple[int, float]:
-        """The exit status (-9 when killed) and the seconds that it took."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps({"argv": argv, "seconds": seconds, "file": file}), file=self.process.stdin, flush=True)
-        status, took = json.loads(self.process.stdout.readline())
-        return status, took
-
-
-@pytest.fixture
-def forks() -> Iterator[Forks]:
-    found = Forks()
-    yield found
-    assert found.process.stdin is not None
-    found.process.stdin.close()
-    found.process.wait()
 
 
 def test_killed_at_ten_moments(tiny: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +55,7 @@ def test_killed_at_ten_moments(tiny: Path, forks: Forks, monkeypatch: pytest.Mon
         {"file": "RUN/config.yaml"},
         {"file": "RUN/checkpoint/.latest.pt.draft"},
         {"file": "RUN/checkpoint/latest.pt"},
-        *({"seconds": rng.uniform(0.1, 0.6) * usual} for _ in range(8)),
+        *({"seconds": rng.uniform(0.1, 0.6) * usual} for _ in range(10)),
         {"file": "RUN/models/last.json"},
         {"file": "RUN/model.safetensors"},
         {"file": "RUN/players.safetensors"},
@@ -128,7 +78,7 @@ def test_killed_at_ten_moments(tiny: Path, forks: Forks, monkeypatch: pytest.Mon
             said += Path("out.txt").read_text()
         assert status == 0, Path("out.txt").read_text()
     print(f"{usual=}, {kills=}, {len(runs)=}, resumed {said.count('resuming')}")
-    assert kills >= 10
+    assert kills >= 12
     assert said.count("resuming") >= 1
     for run_folder_ in runs:
         same(run_folder_, Path("undisturbed"))
@@ -186,14 +136,14 @@ def test_killed_at_any_write(tiny: Path, quick: dict[str, Any], monkeypatch: pyt
     package.train(**settings, out="whole")
     original, seen = run_folder.replace, 0
 
-    def killed(path: Path, write: Any) -> None:
+    def killed(path: Path, write: Any, **options: Any) -> None:
         nonlocal seen
         seen += 1
         if seen == last:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_name(f".{path.name}.draft").write_bytes(b"half of it")
             raise Killed
-        original(path, write)
+        original(path, write, **options)
 
     for last in range(1, 100):
         seen = 0
@@ -250,7 +200,7 @@ def test_other_data_is_refused(tiny: Path, quick: dict[str, Any]) -> None:
     before = Path("run/checkpoint/latest.pt").read_bytes(), Path("run/metrics.jsonl").read_bytes()
     image = tiny / "ink" / "top" / "00.jpg"
     shutil.copy(image, image.with_name("new.jpg"))
-    with pytest.raises(UsageError, match="images of tiny are no longer those that run was trained on"):
+    with pytest.raises(UsageError, match=r"images of tiny .* was trained on: ink/top had 10 images, now 11; put"):
         package.train(**settings, out="run")
     assert before == (Path("run/checkpoint/latest.pt").read_bytes(), Path("run/metrics.jsonl").read_bytes())
     image.with_name("new.jpg").unlink()

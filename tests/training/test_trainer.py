@@ -275,27 +275,6 @@ def test_targets_not_tracked_are_measured_at_the_end(tiny: Path, quick: dict[str
     assert set(finished.scores) == {"last", "best", "swad"}
 
 
-def test_the_target_is_never_trained_on(tiny: Path, quick: dict[str, Any]) -> None:
-    """Poison it, labels and pixels: only what peeks at it changes."""
-    settings = {"steps": 12, "hparams": {"lr": 1e-2}, **SWAD}
-    run(tiny, quick, "clean", **settings)
-    sky = tiny / "sky"
-    (sky / "top").rename(sky / "x")
-    (sky / "left").rename(sky / "top")
-    (sky / "x").rename(sky / "left")
-    for name in CLASSES:
-        for i, path in enumerate(sorted((sky / name).iterdir())):
-            Image.radial_gradient("L").rotate(i).convert("RGB").resize((30 + i, 50)).save(path)
-    run(tiny, quick, "poisoned", **settings)
-    clean, poisoned = weights(Path("clean")), weights(Path("poisoned"))
-    assert clean.keys() == poisoned.keys()
-    changed = {name for name in clean if clean[name] != poisoned[name]}
-    assert changed <= {"models/oracle.safetensors"}
-    assert {"models/last.safetensors", "models/best.safetensors", "models/swad.safetensors"} <= clean.keys()
-    targets = [[line for line in records(Path(r), "eval") if line["role"] == "target"] for r in ("clean", "poisoned")]
-    assert targets[0] != targets[1]
-
-
 def test_validation_images_are_never_trained_on(tiny: Path, quick: dict[str, Any], monkeypatch: Any) -> None:
     seen: dict[str, set[int]] = {}
     original = trainer.training_batches

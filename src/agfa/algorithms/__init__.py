@@ -22,6 +22,7 @@ class Recipe:
 
     name: str
     title: str
+    paper: str
     method: type[Algorithm]
     preset: dict[str, Any]
     averaging: str
@@ -55,9 +56,10 @@ def get(name: str) -> Recipe:
     if name in PRESETS:
         preset = PRESETS[name]
         method = _method(preset.method)
-        return Recipe(name, preset.title, method, dict(preset.hparams), preset.averaging or method.averaging)
+        paper, averaging = preset.paper or method.paper, preset.averaging or method.averaging
+        return Recipe(name, preset.title, paper, method, dict(preset.hparams), averaging)
     method = _method(name)
-    return Recipe(name, method.title, method, {}, method.averaging)
+    return Recipe(name, method.title, method.paper, method, {}, method.averaging)
 
 
 def _method(name: str) -> type[Algorithm]:

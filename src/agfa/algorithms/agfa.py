@@ -15,6 +15,7 @@ gradients from one forward and backward pass at the old θ: the generator's is r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -32,6 +33,9 @@ from agfa.nn.heads import BayesianLinear
 from agfa.nn.spectrum import mix_amplitude
 
 HIDDEN = 100  # units of the mlp generator's hidden layer
+EXPLODED = 100.0  # a discrepancy: logits that disagree by so much are no adversary's, but a divergence
+COLLAPSED = 1e-3  # of the posterior's initial variance
+SATURATED, CONSTANT = 0.99, 1e-6  # of a generator's outputs; how much they differ, relatively
 
 
 class Hparams(BaseHparams, frozen=True):
@@ -131,6 +135,28 @@ class AGFA(Algorithm):
             with constant(self.network):
                 descend(-self.discrepancy(phi(x_t), y), backward, generator)
         return shown | detached(discrepancy=discrepancy)
+
+    @torch.no_grad()
+    def warnings(self, losses: Mapping[str, float]) -> dict[str, str]:
+        """An adversary that explodes, saturates or is dead, and a posterior that is none any more."""
+        found = {}
+        initial, median = self.hparams.initial_sd**2, losses["median_v"]
+        if median < COLLAPSED * initial:
+            found["collapsed posterior"] = f"the median variance is {median:.2g}; it was {initial:.2g} at first"
+        if losses.get("discrepancy", 0) > EXPLODED:
+            found["exploding adversary"] = f"the discrepancy is {losses['discrepancy']:.3g}, beyond {EXPLODED:g}"
+        if "generator" in self.optimizers and self.hparams.eta:
+            share = self.generator.saturation()
+            if share > SATURATED:
+                found["saturated generator"] = f"{share:.1%} of its outputs no longer answer to its weights"
+            moments = [state["exp_avg_sq"] for state in self.optimizers["generator"].state.values()]
+            if losses["discrepancy"] == 0:
+                found["dead generator"] = "the discrepancy is 0: there is nothing that it could learn"
+            elif not any(moment.any() for moment in moments):
+                found["dead generator"] = "no gradient has ever reached it"
+            elif self.generator.spread() < CONSTANT:
+                found["dead generator"] = "it makes the same of all noise"
+        return found
 
     def worst_case(self, x: Tensor) -> Tensor:
         """x_T: the images with generated amplitudes, or generated images (target: pixel)."""

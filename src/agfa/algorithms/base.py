@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -102,6 +102,10 @@ class Algorithm(nn.Module):
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """One step; returns the losses to show, detached."""
         raise NotImplementedError
+
+    def warnings(self, losses: Mapping[str, float]) -> dict[str, str]:
+        """What has gone wrong, by name, in words. Asked at each record, with the mean losses since the last."""
+        return {}
 
 
 def descend(loss: Tensor, backward: Backward, *optimizers: Optimizer) -> None:

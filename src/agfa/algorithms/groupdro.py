@@ -50,7 +50,7 @@ class GroupDRO(Algorithm):
     def __init__(self, backbone: Backbone, problem: Problem, hparams: Hparams) -> None:
         super().__init__(backbone, problem, hparams)
         self.log_weights = nn.Parameter(torch.zeros(problem.n_domains))
-        self.optimizers["weights"] = SGD([self.log_weights], lr=hparams.eta)
+        self.optimizers["weights"] = SGD([self.log_weights], lr=hparams.eta, fused=True)
 
     def update(self, batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """A step of the weights, and one of Adam on the risks that they weigh."""

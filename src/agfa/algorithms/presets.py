@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SWAD = "Cha et al. 2021"
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -15,12 +17,13 @@ class Preset:
     title: str
     hparams: Mapping[str, Any] = field(default_factory=dict)
     averaging: str | None = None
+    paper: str | None = None  # where it is not the method's
 
 
 PRESETS = {
-    "swad": Preset("erm", "ERM, averaged by SWAD", averaging="swad"),
-    "fact+swad": Preset("fact", "FACT, averaged by SWAD", averaging="swad"),
-    "ampmixup+swad": Preset("ampmixup", "Amp-Mixup, averaged by SWAD", averaging="swad"),
+    "swad": Preset("erm", "ERM, averaged by SWAD", averaging="swad", paper=SWAD),
+    "fact+swad": Preset("fact", "FACT, averaged by SWAD", averaging="swad", paper=SWAD),
+    "ampmixup+swad": Preset("ampmixup", "Amp-Mixup, averaged by SWAD", averaging="swad", paper=SWAD),
     "agfa-no-swad": Preset("agfa", "AGFA without SWAD (ablation)", averaging="none"),
     "agfa-mcd": Preset(
         "agfa", "AGFA that does not use the labels of what it generates (ablation)", {"discrepancy": "mcd"}

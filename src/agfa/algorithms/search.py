@@ -39,7 +39,7 @@ class LogUniform:
         return int(drawn) if self.whole else drawn
 
     def __str__(self) -> str:
-        return f"{self.low:.3g} to {self.high:.3g}, logarithmic"
+        return f"{self.low:.4g} to {self.high:.4g}, logarithmic"
 
 
 @dataclass(frozen=True)

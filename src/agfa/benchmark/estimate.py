@@ -117,9 +117,10 @@ def costs(
 
 def cached(cache: Path) -> dict[str, Cost]:
     """The costs that were measured earlier, by kind."""
-    if not cache.exists():
+    try:
+        return {name: Cost(**values) for name, values in json.loads(cache.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # none, or damaged: it is only a cache
         return {}
-    return {name: Cost(**values) for name, values in json.loads(cache.read_text()).items()}
 
 
 def duration(seconds: float) -> str:

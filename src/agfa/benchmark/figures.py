@@ -38,6 +38,7 @@ STYLE: Any = {
     "xtick.color": "#24292f",
     "ytick.color": "#24292f",
 }
+ACROSS, BESIDE = 108, 11  # letters that the learning curves are wide; that a line of the legend needs beside its name
 GRID: Any = {"color": "#d0d7de", "linewidth": 0.6}
 
 
@@ -50,8 +51,10 @@ def learning_curves(frame: pl.DataFrame) -> Figure:
     """
     evals = frame.filter(pl.col("kind") == "eval", pl.col("accuracy").is_not_null())
     rows = evals["row"].unique(maintain_order=True).to_list()
+    labels = [name_of(row) for row in rows]
+    columns = max(1, min(4, ACROSS // (max(map(len, labels), default=0) + BESIDE)))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(8.4, 3.2 + 0.2 * -(-len(rows) // columns)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, role, split, title in (
             (left, "source", "val", "Source domains, validation"),
@@ -63,8 +66,7 @@ def learning_curves(frame: pl.DataFrame) -> Figure:
         left.set_ylabel("Accuracy")
         left.yaxis.set_major_formatter(PercentFormatter(1.0))
         handles = [Line2D([], [], **look(i)) for i in range(len(rows))]
-        labels = [name_of(row) for row in rows]
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, handlelength=3.2)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
     return figure
 
 

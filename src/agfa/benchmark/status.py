@@ -18,6 +18,7 @@ from agfa.training.config import CompleteConfig
 from agfa.training.run_folder import RunFolder, holder
 
 LOOK = 2.0  # seconds between two looks
+IDLE = 5  # looks without anybody at work: from one run to the next it can take some seconds
 TAIL = 4096  # bytes: more than a training record
 
 
@@ -27,9 +28,12 @@ def watch(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost], console: Co
         console.print(overview(runs, costs))
         return
     with Live(overview(runs, costs), console=console, auto_refresh=False) as live:
-        while "running" in map(state, runs):
+        idle = 0 if "running" in map(state, runs) else IDLE
+        while idle < IDLE:
             time.sleep(LOOK)
             live.update(overview(runs, costs), refresh=True)
+            found = set(map(state, runs))
+            idle = 0 if "running" in found else idle + 1 if "waiting" in found else IDLE
 
 
 def overview(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost]) -> Group:
@@ -54,10 +58,18 @@ def overview(runs: Sequence[CompleteConfig], costs: Mapping[str, Cost]) -> Group
     if found["failed"]:
         table = _table("set aside", "attempts", "reason")
         for config in found["failed"]:
-            why = json.loads(RunFolder(config.out).failed.read_text())
-            table.add_row(config.out.name, str(why["attempts"]), why["reason"])
+            table.add_row(config.out.name, *_why(config))
         parts.append(table)
     return Group(*parts)
+
+
+def _why(config: CompleteConfig) -> tuple[str, str]:
+    """How often a run was attempted, and the reason why it was set aside."""
+    try:
+        told = json.loads(RunFolder(config.out).failed.read_text())
+        return str(told["attempts"]), str(told["reason"])
+    except (OSError, ValueError, KeyError, TypeError):  # forgiven just now, or damaged
+        return "", "unknown"
 
 
 def progress(config: CompleteConfig) -> tuple[int, float | None]:
@@ -79,7 +91,7 @@ def last_training_record(file: Path) -> dict[str, float] | None:
                 found = [line for line in log.read().split(b"\n")[:-1] if line.startswith(b'{"kind": "train"')]
                 if found:
                     return json.loads(found[-1])  # type: ignore[no-any-return]
-    except OSError:
+    except (OSError, ValueError):
         pass
     return None
 

@@ -78,3 +78,15 @@ def check(path: str, /) -> int:
     fatal = sum(p.fatal for p in problems)
     print(f"{len(problems)} problems, {fatal} of them would stop training" if problems else "no problems")
     return 1 if fatal else 0
+
+
+@app.command
+def clean() -> None:
+    """Remove decoded images that are kept for later runs, which decode them again. Datasets are left alone."""
+    from agfa.data.clean import clean as remove_stores
+    from agfa.data.store import cache_folder
+
+    removed = [(name, f"{size / 1e6:,.1f} MB", size) for name, size in remove_stores()]
+    if removed:
+        table(("removed", "size"), [row[:2] for row in removed])
+    print(f"{sum(row[2] for row in removed) / 1e9:,.2f} GB freed in {cache_folder() / 'store'}")

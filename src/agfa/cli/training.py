@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from agfa.cli.app import app
 from agfa.cli.show import console, table
+from agfa.errors import UsageError
 from agfa.training.config import TrainConfig, parse, read
 
 NOTHING = TrainConfig()  # no setting given
@@ -36,6 +37,7 @@ def demo(*, out: Path = Path("demo"), seeds: int = 3) -> None:
 def train(
     *,
     config: Path | None = None,
+    repeated: Annotated[Path | None, Parameter(name="--from")] = None,
     settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=(), consume_multiple=True)] = NOTHING,
 ) -> None:
     """Train a model: hold --target out, or train on --source alone, or (neither) on every domain.
@@ -44,17 +46,26 @@ def train(
 
     Args:
         config: a YAML file of these settings (a run's config.yaml, say); flags override it.
+        repeated: a run's folder, to train the same once more (default --out: RUN-again).
     """
+    from agfa.training import run_folder
     from agfa.training.processes import is_first_process
     from agfa.training.progress import Display
     from agfa.training.trainer import train as run
 
-    given = settings.model_dump(exclude_unset=True)
+    display, given = Display(), settings.model_dump(exclude_unset=True)
+    if repeated is not None:
+        if config is not None:
+            raise UsageError("--from takes the configuration of a run: leave --config away")
+        config = repeated / "config.yaml"
+        given.setdefault("out", Path(f"{repeated}-again" if repeated.name else f"../{repeated.resolve().name}-again"))
     in_file = parse(read(config), TrainConfig, str(config)).model_dump(exclude_unset=True) if config else {}
+    for difference in run_folder.other_environment(repeated) if repeated and is_first_process() else ():
+        display.say(f"not as in {repeated}: {difference}; expect other bits")
     if given.keys() & {"target", "source"}:  # a complete configuration says both
         in_file = {key: value for key, value in in_file.items() if key not in ("target", "source")}
     merged = {**in_file, **given, "hparams": {**in_file.get("hparams", {}), **given.get("hparams", {})}}
-    finished = run(parse(merged, TrainConfig), Display())
+    finished = run(parse(merged, TrainConfig), display)
     if not is_first_process():
         return
     rows = [
@@ -66,6 +77,8 @@ def train(
     if "oracle" in finished.scores:
         print("oracle is the best model on 20% of the target's labels: cheating, for comparison only")
     print(f"model: {finished.folder / 'model.safetensors'}")
+    if repeated is not None:
+        print(run_folder.compared(finished.folder, repeated))
 
 
 @app.command
@@ -82,7 +95,7 @@ def algorithms(name: str | None = None, /) -> None:
         known = [methods.get(name) for name in methods.recipes()]
         header = ("name", "paper", "what it does", "domain labels", "least sources", "averaging")
         listed = [
-            (r.name, m.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
+            (r.name, r.paper, r.title, "needed" if m.needs_domains else "", m.min_domains, r.averaging)
             for r in known
             for m in [r.method]
         ]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import lru_cache
 from itertools import count
 from typing import NamedTuple, TypeVar
 
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor
 
 from agfa.data.augment import Augmentation, Map, crop_resize, flip_and_color, random_boxes, whole_boxes
-from agfa.data.domains import IntArray
-from agfa.data.store import Images
+from agfa.data.domains import FloatArray, IntArray
+from agfa.data.sampling import sample
+from agfa.data.store import FileImages, Images
 
 T = TypeVar("T")
-AUGMENTATION = 1  # keeps its randomness apart from that of the training step
+AT_ONCE = 256  # images, of those that are looked at but once
+NOISE, AUGMENTATION = 0, 1  # the randomness of a training step, and that of its images
 
 
 class Batch(NamedTuple):
@@ -43,25 +44,15 @@ class Batch(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some images of one domain: those at `indices`."""
+    """Some images of one domain: those at `indices`. In training they are drawn by their weights, if any."""
 
     images: Images
     labels: IntArray
     indices: IntArray
+    weights: FloatArray | None = None  # one for each of `indices`
 
     def __len__(self) -> int:
         return len(self.indices)
-
-
-def sample(n: int, batch_size: int, step: int, seed: tuple[int, ...]) -> IntArray:
-    """The places, among n, of the step's minibatch: one random permutation of all after another, without end."""
-    places = np.arange(step * batch_size, (step + 1) * batch_size)
-    return np.array([_permutation(n, (*seed, p // n))[p % n] for p in places.tolist()], dtype=np.int64)
-
-
-@lru_cache(maxsize=64)
-def _permutation(n: int, seed: tuple[int, ...]) -> IntArray:
-    return np.random.default_rng(seed).permutation(n)
 
 
 def training_batches(
@@ -84,14 +75,15 @@ def training_batches(
     rank, processes = share
     n = batch_size * len(parts) // processes
     mine = slice(rank * n, (rank + 1) * n)
+    weights = [part.weights if part.weights is None else part.weights.tobytes() for part in parts]
 
     def read(step: int) -> tuple[Tensor, Tensor, torch.Generator]:
         generator = torch.Generator().manual_seed(seed_of(seed, step, 0, AUGMENTATION))
         images: list[Tensor] = []
         labels: list[int] = []
         for d, part in enumerate(parts):
-            places = part.indices[sample(len(part), batch_size, step, (seed, d))]
-            images += [part.images[i] for i in places.tolist()]  # views: nothing is read of them here
+            places = part.indices[sample(len(part), batch_size, step, (seed, d), weights[d])]
+            images += _look_up(part.images, places, pool)
             labels += part.labels[places].tolist()
         sizes = torch.tensor([image.shape[1:] for image in images])
         boxes = whole_boxes(sizes) if augmentation is None else random_boxes(sizes, augmentation, generator)
@@ -121,7 +113,7 @@ def evaluation_batches(
 
     def read(start: int) -> tuple[Tensor, Tensor]:
         places = part.indices[start : start + batch_size]
-        pixels = _squash([part.images[i] for i in places.tolist()], image_size, pool.map)
+        pixels = _squash(_look_up(part.images, places, pool), image_size, pool.map)
         return pixels.pin_memory() if device.type == "cuda" else pixels, torch.from_numpy(part.labels[places])
 
     starts = range(0, len(part), batch_size)
@@ -132,10 +124,19 @@ def evaluation_batches(
 
 def squashed(part: Part, image_size: int) -> Part:
     """The part with its images squashed to the size already, and kept in memory: each is read once."""
+    pixels = torch.empty(len(part), len(part.images[0]), image_size, image_size, dtype=torch.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pixels = _squash([part.images[i] for i in part.indices.tolist()], image_size, pool.map)
-    images: Images = pixels  # type: ignore[assignment]  # indexed like a Sequence
-    return Part(images, part.labels[part.indices], np.arange(len(part)))
+        for start in range(0, len(part), AT_ONCE):
+            images = _look_up(part.images, part.indices[start : start + AT_ONCE], pool)
+            pixels[start : start + AT_ONCE] = _squash(images, image_size, pool.map)
+    kept: Images = pixels  # type: ignore[assignment]  # indexed like a Sequence
+    return Part(kept, part.labels[part.indices], np.arange(len(part)))
+
+
+def _look_up(images: Images, places: IntArray, pool: ThreadPoolExecutor) -> list[Tensor]:
+    """The images at those places: views of a store, of which nothing is read here; or files, decoded in threads."""
+    at = places.tolist()
+    return list(pool.map(images.__getitem__, at)) if isinstance(images, FileImages) else [images[i] for i in at]
 
 
 def _squash(images: Sequence[Tensor], image_size: int, map: Map) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agfa.data.sources import Files, Source
 from agfa.errors import UsageError, unknown
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -26,12 +26,14 @@ class Domain:
     `keys` name the images for good (a relative path, an index): splits depend on nothing else.
     `images` are image files (agfa.data.sources), or pixels of shape (n, height, width, channels) for datasets
     made in memory.
+    `weights` say how often each is drawn in training, relative to the domain's others; without them all alike.
     """
 
     name: str
     keys: tuple[str, ...]
     labels: IntArray
     images: Sequence[Source] | Pixels
+    weights: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -60,13 +62,6 @@ class DomainDataset:
     def counts(self) -> IntArray:
         """Images per domain (rows) and class (columns)."""
         return np.stack([np.bincount(d.labels, minlength=len(self.classes)) for d in self.domains])
-
-    def fingerprint(self) -> str:
-        """A digest of the classes, the domains, and the name and class of every image."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for domain in self.domains:
-            digest.update(repr((domain.name, domain.keys, domain.labels.tolist())).encode())
-        return digest.hexdigest()[:16]
 
 
 def image_suffixes() -> frozenset[str]:

@@ -19,7 +19,7 @@ from agfa.data.fetch import WAITS, Limits, Progress, fetch
 from agfa.data.unpack import UnusableError, unpack
 from agfa.data.unpack_parquet import unpack_parquet
 from agfa.errors import AgfaError, UsageError
-from agfa.files import writing
+from agfa.files import alone, writing
 
 DRIVE = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"  # skips the question
 BYTES_AN_IMAGE = 1_000_000  # on average, at most: what goes beyond is no dataset but a bomb
@@ -50,13 +50,15 @@ def get(
     home = benchmark.home
     with writing(home):
         home.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(home, lambda: say(f"another process is getting {benchmark.name}; waiting for it")):
+    lock = home.with_name(f".{home.name}.lock")
+    with alone(lock, lambda: say(f"another process is getting {benchmark.name}; waiting for it")):
         found = benchmark.find()
         if found is not None and any(found.iterdir()):
             try:
                 benchmark.load_from(found)
             except UsageError as error:
                 raise UsageError(f"{error}; move {found} away to get {benchmark.name} anew") from error
+            shutil.rmtree(_work(home), ignore_errors=True)  # of a process that died when all was done
             return found
         reasons = []
         for source in benchmark.sources:
@@ -73,7 +75,7 @@ def _get_from(
     source: Source, benchmark: Benchmark, say: Say, progress: Progress | None, waits: Sequence[float]
 ) -> Path:
     home = benchmark.home
-    work = home.with_name(f".{home.name}.get")
+    work = _work(home)
     draft = work / "unpacked"
     most = benchmark.images * BYTES_AN_IMAGE
     files = [resolved for file in source.files for resolved in _resolve(file)]
@@ -105,6 +107,11 @@ def _get_from(
         shutil.rmtree(draft, ignore_errors=True)
     shutil.rmtree(work, ignore_errors=True)
     return home
+
+
+def _work(home: Path) -> Path:
+    """Where what is downloaded lies until the dataset is whole."""
+    return home.with_name(f".{home.name}.get")
 
 
 @contextmanager
@@ -212,21 +219,3 @@ def _differences(benchmark: Benchmark, folder: Path) -> list[str]:
         if abs(len(domain) - place.total) > TOLERANCE * place.total:
             raise UnusableError(f"its domain {place.name!r} has {len(domain)} images, not {place.total}")
     return [f"{p.where}: {p.what}" for p in compare_counts(dataset, benchmark)]
-
-
-@contextmanager
-def _alone(home: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time through. The system frees the lock of one that dies; the empty file stays."""
-    import fcntl
-
-    lock = home.with_name(f".{home.name}.lock")
-    with writing(lock):
-        file = lock.open("ab")
-    with file:
-        with writing(lock):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield

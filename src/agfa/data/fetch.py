@@ -99,6 +99,7 @@ def _receive(url: str, part: Path, limits: Limits, progress: Progress | None) ->
             have, total = 0, length
             etag = answer.headers.get("ETag", "")
             same = answer.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
+            part.unlink(missing_ok=True)  # first: the note must never be of another file than the part
             replace(_note(part), lambda file: file.write(json.dumps([same, total]).encode()))
         if limits.size is not None and total and total != limits.size:
             raise UnusableError(f"it has {total} bytes, not {limits.size}")

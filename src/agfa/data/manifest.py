@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ KINDS = {  # what columns are called, if nothing else is said, in any case of le
     "domain": ("domain", "environment", "env"),
 }
 
+NO_WEIGHT = pl.lit(None)
+
 
 class Columns(NamedTuple):
     """What a table is read as: text for each row, under the names of KINDS, from columns of the names in `called`.
@@ -34,13 +37,15 @@ class Columns(NamedTuple):
     domain: pl.Expr
     called: Mapping[str, str]
     classes: tuple[str, ...] = ()  # in their order, where the file says so
+    weight: pl.Expr = NO_WEIGHT
     rows: pl.Expr = pl.lit(True)  # which rows count
 
 
 def read_tables(name: str, root: Path, files: Sequence[Path], asked: Mapping[str, str]) -> DomainDataset:
     """The dataset in CSV or Parquet files with a row for each image.
 
-    `asked` gives the names of the columns path, label and domain; KINDS has the usual ones. The images are files,
+    `asked` gives the names of the columns path, label and domain; KINDS has the usual ones. A column of weights is
+    used where it is asked for, whatever it is called. The images are files,
     their paths relative to `root`, or (Parquet only) the column called path holds them: binary, or Hugging Face's
     struct. Labels and domains are kept as text, ordered as numbers where all are whole numbers; Hugging Face's
     classes have the names and the order that the file gives them. The order of rows changes nothing.
@@ -79,7 +84,8 @@ def read_rows(
         keys = tuple(part["path"].to_list())
         at = (part[column].cast(pl.Int64).to_numpy() for column in ("shard", "row"))
         labels = part["label"].to_numpy().copy()  # polars' own cannot be written to
-        domains.append(Domain(domain, keys, labels, Rows(shards, *at) if within else Files(root, keys)))
+        weights = part["weight"].to_numpy().copy() if "weight" in columns[0].called else None
+        domains.append(Domain(domain, keys, labels, Rows(shards, *at) if within else Files(root, keys), weights))
     return DomainDataset(name, classes, tuple(domains))
 
 
@@ -124,10 +130,15 @@ def find_columns(file: Path, there: Mapping[str, pl.DataType], asked: Mapping[st
             two = " and ".join(map(repr, exact))
             raise UsageError(f"{file}: {two} could both be the {kind}; say which: {file}?{kind}={exact[0]}")
         called[kind] = exact[0]
+    if "weight" in asked:
+        if asked["weight"] not in there:
+            raise _missing(file, "weight", asked["weight"], list(there))
+        called["weight"] = asked["weight"]
     within = isinstance(there[called["path"]], pl.Struct | pl.Binary)
     path = None if within else pl.col(called["path"]).cast(pl.String)
     labels, domains = (_names_of(file, called[kind], there) for kind in ("label", "domain"))
-    return Columns(path, _text(called["label"], labels), _text(called["domain"], domains), called, labels)
+    weight = pl.col(called["weight"]) if "weight" in called else NO_WEIGHT
+    return Columns(path, _text(called["label"], labels), _text(called["domain"], domains), called, labels, weight)
 
 
 def _text(column: str, names: tuple[str, ...]) -> pl.Expr:
@@ -168,6 +179,7 @@ def _rows(shard: int, file: Path, name: str, table: pl.LazyFrame, columns: Colum
             path.alias("path"),
             columns.label.alias("label"),
             columns.domain.alias("domain"),
+            columns.weight.cast(pl.Float64, strict=False).alias("weight"),  # null where it is no number
         ).collect()
     except (pl.exceptions.PolarsError, OSError, UnicodeError) as error:
         raise unreadable(file, error) from error
@@ -177,7 +189,8 @@ def _refuse_wrong_rows(files: Sequence[Path], rows: pl.DataFrame, called: Mappin
     """Raise an error that tells the first row that is wrong, and counts the others."""
     blank = [pl.col(kind).is_null() | (pl.col(kind).str.strip_chars() == "") for kind in KINDS]
     again = ~pl.col("path").is_first_distinct().over("domain")
-    wrong = rows.filter(pl.any_horizontal(*blank, again))
+    weightless = ~_is_weight(pl.col("weight")) if "weight" in called else pl.lit(False)
+    wrong = rows.filter(pl.any_horizontal(*blank, again, weightless))
     if wrong.is_empty():
         return
     first = wrong.row(0, named=True)
@@ -188,8 +201,14 @@ def _refuse_wrong_rows(files: Sequence[Path], rows: pl.DataFrame, called: Mappin
     raise UsageError(f"{files[first['shard']]}: row {first['row']} is wrong, it {what}{others}; mend or remove them")
 
 
+def _is_weight(column: pl.Expr) -> pl.Expr:
+    return (column.is_finite() & (column >= 0)).fill_null(False)
+
+
 def _wrong(rows: pl.DataFrame, row: dict[str, Any], called: Mapping[str, str]) -> Iterator[str]:
     yield from (f"has no {called[kind]}" for kind in KINDS if not (row[kind] or "").strip())
+    if "weight" in called and not (row["weight"] is not None and 0 <= row["weight"] < math.inf):
+        yield f"has a {called['weight']} that is no number from 0 up"
     same = (pl.col("path") == row["path"]) & (pl.col("domain") == row["domain"])
     before = rows.filter(same).row(0, named=True)
     if before["label"] == row["label"]:

@@ -10,11 +10,13 @@ from agfa.data.domains import DomainDataset, from_folder
 from agfa.errors import AgfaError, UsageError, unknown
 
 HUB = "hf:"
+ASKED = ("path", "label", "domain", "weight")  # columns that can be named
 FORMS = "a folder domain/class/image, a .csv or .parquet table, or hf:OWNER/NAME"
 
 
 def read_own(data: str) -> DomainDataset:
-    """The dataset in one of FORMS; ?path=COLUMN&label=COLUMN&domain=COLUMN behind it name the columns of a table.
+    """The dataset in one of FORMS; ?path=COLUMN&label=COLUMN&domain=COLUMN behind it name the columns of a table, and
+    &weight=COLUMN one of how often each image is drawn in training, relative to others of its domain.
 
     Raises:
         UsageError: there is nothing to read, or it is none of these.
@@ -43,8 +45,8 @@ def split(data: str) -> tuple[str, dict[str, str]]:
         return data, {}
     asked = dict(parse_qsl(columns, keep_blank_values=True))
     for key in asked:
-        if key not in ("path", "label", "domain"):
-            raise unknown(f"part of {data!r}", key, ("path", "label", "domain"))
+        if key not in ASKED:
+            raise unknown(f"part of {data!r}", key, ASKED)
     return place, asked
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from agfa.data.domains import DomainDataset
-from agfa.data.manifest import Columns, read_rows, scan
+from agfa.data.manifest import NO_WEIGHT, Columns, read_rows, scan
 from agfa.errors import UsageError, unknown
 
 col = pl.col
@@ -77,7 +77,7 @@ def find_layout(folder: Path) -> tuple[Layout, pl.LazyFrame] | None:
 
 
 def read_wilds(folder: Path, layout: Layout, table: pl.LazyFrame, asked: Mapping[str, str]) -> DomainDataset:
-    """The dataset in the folder; `asked` may name other columns for label and domain.
+    """The dataset in the folder; `asked` may name other columns for label and domain, and weights.
 
     Raises:
         UsageError: there is no such column, or a row lacks something.
@@ -90,5 +90,6 @@ def read_wilds(folder: Path, layout: Layout, table: pl.LazyFrame, asked: Mapping
             raise unknown(f"column of {folder / layout.file}", name, there)
     called = {"path": "path", "label": "label", "domain": "domain", **asked}
     chosen = {"label": layout.label, "domain": layout.domain, **{kind: col(name) for kind, name in asked.items()}}
-    columns = Columns(layout.path, chosen["label"], chosen["domain"], called, rows=layout.rows)
+    weight = chosen.get("weight", NO_WEIGHT)
+    columns = Columns(layout.path, chosen["label"], chosen["domain"], called, weight=weight, rows=layout.rows)
     return read_rows(layout.name, folder, [folder / layout.file], [table], [columns])

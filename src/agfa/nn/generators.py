@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from agfa.nn.spectrum import symmetric
 
+LOOK, FLAT = 8, 1e-3  # draws from which a generator's health is judged; a slope that is none
+
 
 class Generator(nn.Module):
     """G(eps), eps ~ N(0, I): linear, or with one hidden layer, to an array of `shape`."""
@@ -29,6 +31,19 @@ class Generator(nn.Module):
         with torch.autocast(weight.device.type, enabled=False):
             return self.layers(eps).view(n, *self.shape)  # type: ignore[no-any-return]  # nn.Module's call is Any
 
+    def slope(self, raw: Tensor) -> Tensor:
+        """How much outputs change with what they are before their range is imposed, relative to the most they can."""
+        raise NotImplementedError
+
+    def saturation(self) -> float:
+        """The share of outputs that hardly change any more."""
+        return (self.slope(self.raw(LOOK)) < FLAT).float().mean().item()
+
+    def spread(self) -> float:
+        """How much what is made depends on the noise: the largest difference, relative to the largest output."""
+        raw = self.raw(LOOK)
+        return ((raw.amax(0) - raw.amin(0)).max() / raw.abs().max().clamp(min=1e-30)).item()
+
 
 class AmplitudeGenerator(Generator):
     """Half amplitudes (n, C, H, W//2 + 1) of real images: non-negative, symmetric at their own mirror."""
@@ -41,6 +56,10 @@ class AmplitudeGenerator(Generator):
         """n generated amplitudes."""
         return symmetric(F.softplus(self.raw(n)), self.width)
 
+    def slope(self, raw: Tensor) -> Tensor:
+        """Of softplus: small where amplitudes are near zero."""
+        return raw.sigmoid()
+
 
 class PixelGenerator(Generator):
     """Images (n, C, H, W) in [0, 1], without regard to any source image."""
@@ -51,6 +70,10 @@ class PixelGenerator(Generator):
     def forward(self, n: int) -> Tensor:
         """n generated images."""
         return torch.sigmoid(self.raw(n))
+
+    def slope(self, raw: Tensor) -> Tensor:
+        """Of the sigmoid: small where pixels are near black or white."""
+        return 4 * raw.sigmoid() * (1 - raw.sigmoid())
 
 
 class _Reverse(torch.autograd.Function):

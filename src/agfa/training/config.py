@@ -48,6 +48,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
         description="images through the backbone per source domain and step (AGFA: half are generated); "
         "auto: as many as fit into memory",
     )
+    class_balanced: bool = Field(False, description="draw every class of a source domain equally often")
     accumulate: int = Field(
         1, ge=1, description="passes through the backbone that share a minibatch's images: less memory, same result"
     )
@@ -65,6 +66,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True):
     precision: Literal["32", "bf16-mixed"] = Field("32", description="of the arithmetic in the networks")
     compile: bool = Field(True, description="torch.compile the backbone where that pays: on a GPU")
     deterministic: bool = Field(False, description="only kernels that give the same bits each time, not the fastest")
+    skip_nonfinite: bool = Field(
+        False, description="leave out steps whose loss or gradient is not finite, rather than stop at the first"
+    )
     accelerator: str = Field("auto", description="cpu, cuda, mps or auto")
     devices: int = Field(1, ge=1, description="processes on this machine (torchrun: leave it)")
     checkpoint_seconds: float = Field(30, ge=0, description="least time between checkpoints")
@@ -99,6 +103,7 @@ class CompleteConfig(TrainConfig, frozen=True):
 INCIDENTAL = {
     *("out", "accelerator", "devices", "compile", "deterministic"),
     *("checkpoint_seconds", "accumulate", "activation_checkpointing"),
+    "skip_nonfinite",  # the record says which steps; so a run that stopped at one may go on without it
 }
 
 

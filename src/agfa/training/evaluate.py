@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -78,6 +79,16 @@ def totals(
     network.train(training)
     torch.backends.cudnn.benchmark = tuning
     return torch.stack([right, loss, torch.full_like(loss, len(part))])
+
+
+def finals_of(records: Iterable[dict[str, Any]]) -> dict[str, Scores]:
+    """What a run's records say of each model that it ended with."""
+    found: dict[str, Scores] = {}
+    for r in records:
+        if r["kind"] == "final":
+            score = Score(r["accuracy"], r["loss"], r["n"])
+            found.setdefault(r["model"], {})[r["role"], r["domain"], r["split"]] = score
+    return found
 
 
 def mean_accuracy(scores: Scores, split: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -21,6 +21,8 @@ from agfa.errors import UsageError
 from agfa.nn.exchange import Share
 from agfa.training.config import CompleteConfig
 from agfa.training.setup import source_batch
+
+Look = Callable[[Tensor, Sequence[nn.Parameter]], None]  # at a loss and at the parameters that have its gradient
 
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it chose is in the configuration
 
@@ -103,8 +105,8 @@ def kernels(deterministic: bool) -> Iterator[None]:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2:]
 
 
-def joint_backward(share: Share) -> Backward:
-    """Gradients of `parameters` alone, averaged over processes.
+def joint_backward(share: Share, look: Look = lambda loss, parameters: None) -> Backward:
+    """Gradients of `parameters` alone, averaged over processes. `look` is shown them then.
 
     Averaged here, once, and not by a wrapper around each network: it is right for any number of players and passes.
     """
@@ -119,5 +121,6 @@ def joint_backward(share: Share) -> Backward:
         if share.processes > 1:
             gradients = [p.grad for p in parameters if p.grad is not None]
             torch._foreach_copy_(gradients, share.mean(gradients))
+        look(loss, parameters)
 
     return backward

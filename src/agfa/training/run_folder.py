@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from agfa.errors import UsageError
+from agfa.errors import AgfaError, UsageError
 from agfa.files import replace, writing
-from agfa.training import config
+from agfa.training import checkpoint, config
 from agfa.training.config import CompleteConfig
 
 try:
@@ -68,7 +69,8 @@ class RunFolder:
             try:
                 yield
             finally:
-                file.truncate(0)
+                with suppress(OSError):  # the folder may be gone; that is no news
+                    file.truncate(0)
 
     def claim(self, wanted: CompleteConfig) -> None:
         """Make the folder this configuration's, or see that it is already.
@@ -95,23 +97,41 @@ class RunFolder:
         return config.parse(config.read(file), CompleteConfig, str(file)).batch_size
 
     def rewind(self, size: int) -> None:
-        """Forget the records made after the checkpoint that is resumed from."""
+        """Forget the records made after the checkpoint that is resumed from.
+
+        Raises:
+            AgfaError: there are fewer than there were then.
+        """
         with writing(self.metrics), self.metrics.open("ab") as file:
+            if file.tell() < size:
+                raise AgfaError(
+                    f"{self.metrics} has lost records since the checkpoint; delete {self.path} to train anew"
+                )
             file.truncate(size)
 
+    def log_size(self) -> int:
+        """The length of metrics.jsonl, all of which is on the disk now: a checkpoint may rely on it."""
+        with writing(self.metrics), self.metrics.open("r+b") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
     def record(self, **values: Any) -> None:
-        """Add one line to metrics.jsonl."""
-        with writing(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        """Add one line to metrics.jsonl, which is not made here: a folder without it is another than it was."""
+        with writing(self.metrics), self.metrics.open("r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(json.dumps(values).encode() + b"\n")
 
     def records(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        try:
+            return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise AgfaError(f"{self.metrics} is damaged ({error}); delete {self.path} to train anew") from error
 
     def finish(self) -> None:
         """Mark the run as complete; what was needed to resume it goes."""
         replace(self.done, lambda f: f.write(b""))
-        self.checkpoint.unlink(missing_ok=True)
+        checkpoint.remove(self.checkpoint)
 
 
 def holder(run: Path) -> str | None:
@@ -157,6 +177,36 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": cuda,
     }
+
+
+def other_environment(run: Path) -> list[str]:
+    """How what the run was trained with differs from what there is now, key by key."""
+    file = run / "environment.json"
+    try:
+        then = _flat(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        return [f"nobody knows what it was trained with ({file}: {error})"]
+    now = _flat(environment())
+    return [f"{key} is {then.get(key)} there, {now.get(key)} here" for key in now if then.get(key) != now.get(key)]
+
+
+def _flat(environment: dict[str, Any]) -> dict[str, Any]:
+    return {**environment.pop("versions"), **environment}
+
+
+def compared(one: Path, other: Path) -> str:
+    """Whether two runs ended with the same models, in a line."""
+    names = sorted(path.relative_to(other) for path in other.rglob("*.safetensors"))
+    changed = [str(name) for name in names if not _same(one / name, other / name)]
+    if not names:
+        return f"{other} has no models to compare with: it has not finished"
+    if changed:
+        return f"not the same bits as in {other}: {', '.join(changed)}"
+    return f"the same bits as in {other}, in all {len(names)} files of weights"
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and filecmp.cmp(one, other, shallow=False)
 
 
 def _version(package: str) -> str | None:

@@ -9,11 +9,13 @@ import torch
 
 from agfa import algorithms
 from agfa.algorithms.base import Algorithm, Problem
+from agfa.averaging import Averaging, Swa, Swad
 from agfa.data import catalog
 from agfa.data.batches import Part
 from agfa.data.benchmark import Settings
 from agfa.data.domains import DomainDataset
 from agfa.data.own import FORMS
+from agfa.data.sampling import draw_weights
 from agfa.data.splits import Roles, assign_roles, hold_out
 from agfa.data.store import Images
 from agfa.errors import UsageError
@@ -113,7 +115,11 @@ def split(dataset: DomainDataset, images: dict[str, Images], roles: Roles, confi
             raise UsageError(
                 f"{dataset.name}/{name} has {len(domain)} images: too few to hold out {config.val_fraction:.0%}"
             )
-        large[name] = Part(images[name], domain.labels, kept)
+        mine = None if domain.weights is None else domain.weights[kept]
+        weights = draw_weights(domain.labels[kept], mine, config.class_balanced)
+        if weights is not None and not weights.any():
+            raise UsageError(f"{dataset.name}/{name}: the weights of all {len(kept)} images to train on are 0")
+        large[name] = Part(images[name], domain.labels, kept, weights)
         small[name] = Part(images[name], domain.labels, held)
     return Splits(
         train={name: large[name] for name in roles.sources},
@@ -149,3 +155,12 @@ def source_batch(config: CompleteConfig) -> int:
     """Source images for each domain and step: batch_size counts all that go through the backbone."""
     recipe = algorithms.get(config.algorithm)
     return config.batch_size // recipe.method.passes(recipe.hparams(config.hparams))
+
+
+def averaging_of(config: CompleteConfig) -> Averaging | None:
+    """The run's averaging policy."""
+    if config.averaging == "swa":
+        return Swa(start=config.steps // 2)
+    if config.averaging == "swad":
+        return Swad(config.swad_patience, config.swad_tolerance, config.swad_ratio)
+    return None

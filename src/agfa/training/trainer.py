@@ -6,10 +6,11 @@ goes on from a checkpoint ends with the same bits as one that was never interrup
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,32 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from agfa.algorithms.base import Network
-from agfa.averaging import Averaging, Swa, Swad
+from agfa.averaging import host_state, renew_statistics
 from agfa.data.augment import Augmentation
-from agfa.data.batches import Part, seed_of, training_batches
+from agfa.data.batches import NOISE, Part, seed_of, training_batches
 from agfa.data.check import require_trainable
 from agfa.data.domains import DomainDataset
+from agfa.data.inventory import changes, inventory
 from agfa.data.splits import Roles
 from agfa.data.store import open_images
-from agfa.errors import AgfaError, UsageError
+from agfa.errors import UsageError
 from agfa.files import replace
 from agfa.nn.backbones import weights_hash
 from agfa.nn.exchange import Share
 from agfa.nn.fast import quicken
 from agfa.nn.shares import sharing
-from agfa.training import checkpoint, model_file, processes
+from agfa.training import checkpoint, model_file, processes, replay
 from agfa.training.config import CompleteConfig, TrainConfig
-from agfa.training.evaluate import Kept, Score, Scores, mean_accuracy, mean_loss, totals
+from agfa.training.evaluate import Kept, Score, Scores, finals_of, mean_accuracy, mean_loss, totals
+from agfa.training.finite import Watch
 from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
-from agfa.training.setup import build, complete, source_batch, split
+from agfa.training.setup import averaging_of, build, complete, source_batch, split
 from agfa.training.state import Training
 
-NOISE = 0  # keeps the training step's randomness apart from the augmentation's
+STATISTICS = 100  # minibatches from which an average's batch-norm statistics are taken
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def train(settings: TrainConfig, display: Display | None = None) -> Run:
             if not folder.done.exists():  # another process may just have finished it
                 return _launch(config, automatic, dataset, roles, folder, display)
     folder.claim(config)
+    checkpoint.remove(folder.checkpoint)  # of a process that died between its last two deeds
     display.say(f"{folder.path} is finished already; delete it to train anew")
     return _finished(folder, config)
 
@@ -98,7 +102,7 @@ def _launch(
     if writer:  # before there are others, who could only wait, or fail with it
         folder.claim(config)
         with display.images() as seen:
-            images = open_images(dataset, config.image_size, config.channels, seen)
+            images = open_images(dataset, config.image_size, config.channels, seen, display.say)
         if automatic and not folder.metrics.exists():
             config = largest_batch(config, dataset, split(dataset, images, roles, config), fabric)
             display.say(f"batch size {config.batch_size}: as many images as fit")
@@ -116,25 +120,26 @@ def _train(
     """Train to the end, from the checkpoint if there is one, in this process of one or more."""
     writer = processes.is_first_process()
     fabric.barrier()
-    splits = split(dataset, open_images(dataset, config.image_size, config.channels), roles, config)
-    training = Training(build(config, dataset, splits), _averaging(config))
+    images = open_images(dataset, config.image_size, config.channels)
+    splits, holdings = split(dataset, images, roles, config), inventory(dataset, images)
+    training = Training(build(config, dataset, splits), averaging_of(config))
     algorithm, averaging, network = training.algorithm, training.averaging, training.algorithm.network
     initial_weights = weights_hash(network.backbone)
     algorithm.to(fabric.device)
     quicken(algorithm, config.compile and fabric.device.type == "cuda", display.say)
 
-    saved = checkpoint.load(folder.checkpoint)
+    saved = checkpoint.load(folder.checkpoint, display.say)
     if saved is not None:
-        if saved["data"] != dataset.fingerprint():
-            raise UsageError(f"the images of {dataset.name} are no longer those that {folder.path} was trained on")
+        if changed := changes(saved["data"], holdings):
+            what = f"the images of {dataset.name} are no longer those that {folder.path} was trained on"
+            raise UsageError(f"{what}: {'; '.join(changed)}; put them back, or choose another folder with --out")
         training.load_state_dict(saved["training"])
         display.say(f"resuming {folder.path} after step {training.step}")
     if writer:
         folder.rewind(saved["log_size"] if saved else 0)
 
     def save() -> None:
-        log_size = folder.metrics.stat().st_size
-        state = {"training": training.state_dict(), "data": dataset.fingerprint(), "log_size": log_size}
+        state = {"training": training.state_dict(), "data": holdings, "log_size": folder.log_size()}
         checkpoint.save(folder.checkpoint, state)
 
     kept = Kept(config.image_size)
@@ -148,26 +153,28 @@ def _train(
             found[role, name, part_name] = Score.of(fabric.all_reduce(counted, reduce_op="sum"))  # type: ignore[arg-type]  # a tensor in, a tensor out
         return found
 
-    batches = training_batches(
+    batches_from = partial(
+        training_batches,
         list(splits.train.values()),
         batch_size=source_batch(config),
         image_size=config.image_size,
         augmentation=Augmentation() if config.augment else None,
         seed=config.seed,
-        first_step=training.step,
         device=fabric.device,
         share=(fabric.global_rank, fabric.world_size),
     )
     share = Share(fabric.global_rank, fabric.world_size, config.accumulate)
-    backward = processes.joint_backward(share)
     images_per_step = config.batch_size * len(splits.train)
     began = recorded_at = saved_at = time.monotonic()
     earlier = training.seconds
     sums: dict[str, Tensor] = {}
+    warned: set[str] = set()
 
     algorithm.train()
+    watch = Watch(algorithm, config.evaluate_every, fabric.device, skipped=config.skip_nonfinite)
+    backward = processes.joint_backward(share, watch.look)
     with (
-        closing(batches),
+        closing(batches_from(first_step=training.step)) as batches,
         processes.kernels(config.deterministic),
         display.training(training.step, config.steps, images_per_step) as advance,
     ):
@@ -175,9 +182,11 @@ def _train(
             torch.manual_seed(seed_of(config.seed, training.step, 0, NOISE))
             batch, algorithm.step = next(batches), training.step
             batch = batch._replace(images=share.gather(batch.images))
+            watch.begin()
             with fabric.autocast(), sharing(share):
                 losses = algorithm.update(batch, backward)
             training.step += 1
+            losses = watch.end(training.step, losses)
             if averaging is not None:
                 averaging.after_step(network)
             sums = {name: sums.get(name, 0) + value for name, value in losses.items()}
@@ -187,10 +196,15 @@ def _train(
                 continue
 
             steps = (training.step - 1) % config.evaluate_every + 1  # since the last record
-            means, sums = {name: float(value) / steps for name, value in sums.items()}, {}
-            rate = steps * images_per_step / (time.monotonic() - recorded_at)
-            if not all(math.isfinite(value) for value in means.values()):
-                raise AgfaError(f"a loss is not finite by step {training.step}: {means}; try a lower --hparams.lr")
+            bad = watch.found(training.step)
+            if bad and (len(bad) == steps or not config.skip_nonfinite):
+                with closing(batches_from(first_step=bad[0] - 1)) as again:
+                    replay.stop(folder.path, bad[0], next(again), algorithm, share, fabric)
+            means, sums = {name: float(value) / (steps - len(bad)) for name, value in sums.items()}, {}
+            rate = steps * images_per_step / max(1e-9, time.monotonic() - recorded_at)
+            warnings = algorithm.warnings(means)
+            if bad:
+                warnings["skipped steps"] = f"a loss or gradient was not finite: {', '.join(map(str, bad))}"
             scores = measure(fabric.autocast(), targets=config.track_target)
             training.best.offer(mean_accuracy(scores, "val"), training.step, network)
             training.oracle.offer(mean_accuracy(scores, "oracle"), training.step, network)
@@ -200,6 +214,11 @@ def _train(
             if writer:
                 timing = {"seconds": round(training.seconds, 2), "images_per_second": round(rate, 1)}
                 folder.record(kind="train", step=training.step, losses=means, **timing)
+                for name, text in warnings.items():
+                    folder.record(kind="warning", step=training.step, warning=name, text=text)
+                    if name not in warned:
+                        display.say(f"warning: {name}, step {training.step}: {text}")
+                warned = set(warnings)
                 _record(folder, scores, kind="eval", step=training.step)
                 display.say(_line(training.step, scores))
                 if training.over(config) or time.monotonic() - saved_at >= config.checkpoint_seconds:
@@ -213,6 +232,11 @@ def _train(
     finals = {}
     for name, (step, state) in training.models().items():
         network.load_state_dict(state)
+        if averaging is not None and name == averaging.name and averaging.average() is not None:
+            with closing(batches_from(first_step=0)) as again, sharing(share):
+                first = islice(again, min(STATISTICS, config.steps))
+                renew_statistics(network, (share.gather(batch.images) for batch in first))
+            state = host_state(network)
         finals[name] = measure(nullcontext())
         if writer:
             _record(folder, finals[name], kind="final", model=name, step=step)
@@ -251,15 +275,6 @@ def _card(
     )
 
 
-def _averaging(config: CompleteConfig) -> Averaging | None:
-    """The run's averaging policy."""
-    if config.averaging == "swa":
-        return Swa(start=config.steps // 2)
-    if config.averaging == "swad":
-        return Swad(config.swad_patience, config.swad_tolerance, config.swad_ratio)
-    return None
-
-
 def _record(folder: RunFolder, scores: Scores, **common: Any) -> None:
     for (role, domain, part), score in scores.items():
         folder.record(**common, domain=domain, role=role, split=part, **score._asdict())
@@ -267,15 +282,9 @@ def _record(folder: RunFolder, scores: Scores, **common: Any) -> None:
 
 def _finished(folder: RunFolder, config: CompleteConfig) -> Run:
     """The run that a folder holds, from its records."""
-    scores: dict[str, Scores] = {}
-    seconds = 0.0
-    for r in folder.records():
-        if r["kind"] == "final":
-            score = Score(r["accuracy"], r["loss"], r["n"])
-            scores.setdefault(r["model"], {})[r["role"], r["domain"], r["split"]] = score
-        elif r["kind"] == "train":
-            seconds = r["seconds"]
-    return Run(folder.path, config, scores, seconds)
+    records = folder.records()
+    seconds = [r["seconds"] for r in records if r["kind"] == "train"]
+    return Run(folder.path, config, finals_of(records), seconds[-1])
 
 
 def _line(step: int, scores: Scores) -> str:
