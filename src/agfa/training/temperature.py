@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from agfa.nn.predictive import mean_softmax
+from agfa.training.evaluate import Answers, Place
 
-COLDEST, HOTTEST = 0.1, 10.0  # where every answer is right, or none, the loss alone has no minimum
+COLDEST, HOTTEST = 0.25, 10.0  # where every answer is right, or none, the loss alone has no minimum
 ENOUGH = 2**20  # logits: a number with two or three digits needs no more, and they are gone through 40 times
+
+
+def source_temperature(said: Mapping[Place, Answers]) -> float:
+    """The temperature of a model, from what it says of its sources' validation images, and of no others."""
+    val = [of for (role, _, split), of in said.items() if (role, split) == ("source", "val")]
+    mu, labels = torch.cat([of.mu for of in val]).cpu(), torch.cat([of.labels for of in val]).cpu()
+    deviations = [of.sigma for of in val if of.sigma is not None]
+    return fit_temperature(mu, torch.cat(deviations).cpu() if deviations else None, labels)
 
 
 def fit_temperature(mu: Tensor, sigma: Tensor | None, labels: Tensor) -> float:
@@ -30,7 +41,7 @@ def fit_temperature(mu: Tensor, sigma: Tensor | None, labels: Tensor) -> float:
     best = min(grid, key=loss)
     bounds = max(low, best - width), min(high, best + width)
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return math.exp(min(best, float(found.x), key=loss))
+    return round(math.exp(min(best, float(found.x), key=loss)), 4)
 
 
 def nll(mu: Tensor, sigma: Tensor | None, labels: Tensor, temperature: float, chunk: int = 2**16) -> float:
