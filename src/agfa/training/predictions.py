@@ -7,6 +7,7 @@
 | `index`, `key` | the image's number in its domain, and its name there |
 | `label`, `predicted` | numbers of classes, in the card's order: the right one; the one at the posterior means |
 | `probabilities` | of each class: E[softmax] at the model's temperature |
+| `temperature` | that one: fitted on the sources' `val` |
 | `disagreement` | of two classifiers drawn from the posterior; null where there is one alone |
 
 All that is said of calibration, in a report, an audit or an evaluation, is computed from it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 import torch
@@ -25,6 +27,7 @@ from agfa.data.domains import DomainDataset
 from agfa.errors import AgfaError
 from agfa.files import replace
 from agfa.nn.predictive import predictive
+from agfa.training import calibration
 from agfa.training.evaluate import Answers, Place
 from agfa.training.setup import Splits
 
@@ -62,6 +65,7 @@ def frame(keys: Sequence[str], part: Part, said: Answers, temperature: float) ->
             "label": pl.Series(said.labels.cpu().numpy(), dtype=pl.Int64),
             "predicted": pl.Series(mu.argmax(-1).numpy(), dtype=pl.Int64),
             "probabilities": pl.Series(probabilities, dtype=pl.Array(pl.Float32, mu.shape[-1])),
+            "temperature": pl.Series([temperature] * len(mu), dtype=pl.Float64),
             "disagreement": pl.Series(torch.cat(differ).numpy() if differ else [None] * len(mu), dtype=pl.Float32),
         }
     )
@@ -91,3 +95,39 @@ def judged(found: pl.DataFrame) -> pl.DataFrame:
     """With the `confidence` in each answer (the probability of the class predicted) and whether it is `right`."""
     confidence = pl.col("probabilities").arr.get(pl.col("predicted"))
     return found.with_columns(confidence=confidence, right=pl.col("predicted") == pl.col("label"))
+
+
+class Figures(NamedTuple):
+    """What images of one kind say of a model; `auroc...`: how well they are told from images of its sources."""
+
+    images: int
+    accuracy: float
+    ece: float
+    brier: float
+    nll: float
+    auroc: float  # by 1 - confidence
+    auroc_disagreement: float  # nan where there is none
+    coverage: calibration.Coverage
+    reliability: calibration.Reliability
+
+
+def figures(images: pl.DataFrame, seen: pl.DataFrame | None = None) -> Figures:
+    """The figures of the rows in `images`, against those in `seen`, of the same model on its sources."""
+    probabilities, labels = images["probabilities"].to_numpy(), images["label"].to_numpy()
+    confidence, right = images["confidence"].to_numpy(), images["right"].to_numpy()
+    auroc = auroc_disagreement = float("nan")
+    if seen is not None:
+        auroc = calibration.auroc(1 - confidence, 1 - seen["confidence"].to_numpy())
+        if not images["disagreement"].has_nulls():
+            auroc_disagreement = calibration.auroc(images["disagreement"].to_numpy(), seen["disagreement"].to_numpy())
+    return Figures(
+        len(images),
+        float(right.mean()) if len(right) else float("nan"),
+        calibration.ece(confidence, right),
+        calibration.brier(probabilities, labels),
+        calibration.nll(probabilities, labels),
+        auroc,
+        auroc_disagreement,
+        calibration.coverage(confidence, right),
+        calibration.reliability(confidence, right),
+    )
