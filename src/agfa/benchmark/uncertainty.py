@@ -24,8 +24,8 @@ from agfa.training.predictions import Figures
 SHARES = tuple(i / 20 for i in range(1, 21))
 _NOTES = (
     "On domains that nothing was learnt from; the temperature is fitted on the sources' validation images alone.",
-    "ECE: expected calibration error, 15 bins. Brier: over all classes, times 100. Surest: the accuracy on that share "
-    "of the images, those of the highest confidence.",
+    "ECE: expected calibration error, 15 bins. Brier: over all classes, times 100. Surest: accuracy on that share of "
+    "the images, those of the highest confidence.",
     "AUROC: images of the unseen domain told from the sources' validation images, by 1 - confidence and by the "
     "posterior's disagreement; 50 is not at all.",
 )
