@@ -54,6 +54,15 @@ class Part(NamedTuple):
     def __len__(self) -> int:
         return len(self.indices)
 
+    def share(self, rank: int, processes: int, even: bool = False) -> Part:
+        """Every so-manieth image: one process's. `even` gives each as many, the first ones again if need be."""
+        n = -(-len(self) // processes) * processes if even else len(self)
+        return self.at(np.resize(self.indices, n)[rank::processes])
+
+    def at(self, indices: IntArray) -> Part:
+        """Other images of the same domain."""
+        return Part(self.images, self.labels, indices)
+
 
 def training_batches(
     parts: Sequence[Part],
