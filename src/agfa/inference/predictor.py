@@ -110,7 +110,8 @@ class Predictor:
         said = []
         for label, each, disagreement in zip(labels, probabilities.tolist(), shares, strict=True):
             named = dict(zip(self.classes, each, strict=True))
-            said.append(Prediction(self.classes[label], each[label], named, disagreement, each[label] < self.threshold))
+            unsure = each[label] < self.threshold
+            said.append(Prediction(self.classes[label], each[label], named, disagreement, unsure))
         return said
 
     @torch.inference_mode()
