@@ -51,6 +51,7 @@ from agfa.training.evaluate import (
 from agfa.training.finite import Watch
 from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
+from agfa.training.model_readme import readme
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
 from agfa.training.setup import averaging_of, build, complete, source_batch, split
@@ -264,6 +265,8 @@ def _train(
             named = card.model_copy(update={"model": name, "step": step, "temperature": temperature})
             model_file.save(folder.path / "models" / name, state, named)
             if name == config.chosen:
+                text = readme(named, folder.path / "model.safetensors").encode()
+                replace(folder.path / "README.md", lambda f, text=text: f.write(text))
                 model_file.save(folder.path / "model", state, named)
     if writer:
         others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
