@@ -105,7 +105,11 @@ class Predictor:
 
     def answer(self, pixels: Tensor) -> list[Prediction]:
         """Predict images made ready (`agfa.inference.pictures.square`): uint8, n x C x H x W."""
-        labels, (probabilities, disagreements) = self._say(to_unit(pixels, self.device))
+        return self.judge(to_unit(pixels, self.device))
+
+    def judge(self, x: Tensor) -> list[Prediction]:
+        """Predict images of numbers about [0, 1], n x C x H x W, on the model's device."""
+        labels, (probabilities, disagreements) = self._say(x)
         shares = [None] * len(labels) if disagreements is None else disagreements.tolist()
         said = []
         for label, each, disagreement in zip(labels, probabilities.tolist(), shares, strict=True):
