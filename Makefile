@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,13 +12,14 @@ help:
 	@echo "make test      lint, types, layers and the default tests (under 8 minutes)"
 	@echo "make test-all  the slow tests too (those on PACS and MNIST need \$$AGFA_DATA)"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make docs      the documentation as a site, in build/docs"
 	@echo "make bench     cost of AGFA's step against ERM's"
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (once; PyTorch is several GB, this takes a few minutes)"
 	$(PYTHON) -c 'import sys; sys.exit("agfa needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,ray,export,serve,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,ray,export,serve,docs,dev]'
 	@touch $@
 
 demo: $(BIN)/.ready
@@ -39,6 +40,11 @@ test: lint
 test-all: lint
 	@echo "== all tests, slow ones included"
 	$(BIN)/pytest -m ''
+
+docs: $(BIN)/.ready
+	@echo "== the site; a dead link fails it"
+	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
+	@echo "site: build/docs/index.html"
 
 bench: $(BIN)/.ready
 	@echo "== cost of a step: ERM, AGFA fused, AGFA alternating, in one run"
