@@ -21,6 +21,8 @@ COMMANDS = [
     ("evaluate",),
     ("predict",),
     ("export",),
+    ("push",),
+    ("pull",),
     ("algorithms",),
     ("sweep",),
     ("report",),

@@ -10,12 +10,32 @@ import cyclopts
 from pydantic import ValidationError
 
 from agfa import errors
-from agfa.cli import bench, benchmark, data, export, models, report, training  # their commands join the application
+from agfa.cli import (  # their commands join the application
+    bench,
+    benchmark,
+    data,
+    export,
+    models,
+    predict,
+    report,
+    training,
+)
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
 from agfa.training.config import TrainConfig
 
-__all__ = ["app", "bench", "benchmark", "data", "export", "main", "models", "report", "training"]
+__all__ = [
+    "app",
+    "bench",
+    "benchmark",
+    "data",
+    "export",
+    "main",
+    "models",
+    "predict",
+    "report",
+    "training",
+]
 
 
 def main() -> NoReturn:
