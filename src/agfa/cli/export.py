@@ -29,7 +29,7 @@ def export(
         int8: weights and activations of 8 bits; what that costs is measured and printed.
         check: the images to compare on, a dataset or a folder of images; without it, digits. Of --int8, some of them
             are to calibrate on.
-        out: the file; by default beside the model, of one from elsewhere here. What it needs to be run stands in FILE.json.
+        out: the file; by default beside the model, or here for one from elsewhere. How to run it stands in FILE.json.
     """
     from agfa.inference.export import export as write
     from agfa.inference.predictor import load

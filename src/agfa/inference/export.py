@@ -11,8 +11,10 @@ where the head holds a posterior. An ordinary head holds one classifier: nothing
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,7 +107,7 @@ def export(
         raise UsageError(f"--format onnx needs {', '.join(missing)}: pip install 'agfa[export]'")
 
     images = real_images(check or "digits", predictor.card, MOST + CALIBRATION * int8 if check else FEW)
-    graph = Graph(predictor.network, predictor.card.temperature).cpu().eval()
+    graph = Graph(copy.deepcopy(predictor.network), predictor.card.temperature).cpu().eval()
     program = _program(graph, predictor)
     content, run = _onnx(program) if format == "onnx" else _torch(program)
     calibrated_on = min(CALIBRATION, len(images.pixels) // 2) if int8 else 0
@@ -115,11 +117,12 @@ def export(
     if int8:
         from agfa.inference.quantise import quantised
 
-        content = quantised(content, images.pixels[:calibrated_on].numpy())
+        with _said_in_one_line():
+            content = quantised(content, images.pixels[:calibrated_on].numpy())
         agreement = compare(_session(content), predictor, graph, measured)
-    replace(out, lambda file: file.write(content))
     notes = json.dumps(_notes(predictor, agreement, calibrated_on, format, check), indent=2).encode()
     replace(out.with_name(f"{out.name}.json"), lambda file: file.write(notes + b"\n"))
+    replace(out, lambda file: file.write(content))  # last, so that a model that is there is whole
     return Export(out, agreement, calibrated_on)
 
 
@@ -208,6 +211,7 @@ def _session(content: bytes) -> Run:
 @contextmanager
 def _said_in_one_line() -> Iterator[None]:
     """Exporters warn of their own affairs at length, and fail at greater length."""
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -215,6 +219,8 @@ def _said_in_one_line() -> Iterator[None]:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AgfaError(f"this network cannot be exported: {first}") from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _notes(
