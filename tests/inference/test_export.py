@@ -24,8 +24,9 @@ from agfa.inference.export import Export, Graph, export
 from agfa.inference.pictures import square
 from agfa.inference.predictor import Predictor, load
 from agfa.inference.real_images import real_images
+from agfa.nn.predictive import mean_softmax
 from support import CLASSES, DOMAINS, QUICK, Agfa
-from support_methods import CHANNELS, SIZE, batch, build
+from support_methods import SHAPE, batch, build
 
 Outputs = dict[str, np.ndarray]
 
@@ -172,6 +173,27 @@ def test_eight_bits_and_what_they_cost(run: Path, tiny: Path, exported: Export) 
     assert done.agreement.largest["probabilities"] > 1e-6  # it is another model
 
 
+@pytest.mark.parametrize("scale", [0.1, 1, 30, 300])
+def test_probabilities_in_the_graph_are_the_predictors_for_any_logits(scale: float) -> None:
+    """Narrow posteriors and wide ones, ties, certainty: in onnxruntime, where functions are less exact than in torch."""
+
+    class Probabilities(Graph):
+        def forward(self, mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            return self.expected(mu, sigma)
+
+    random = torch.Generator().manual_seed(0)
+    mu = scale * torch.randn(60, 5, generator=random)
+    mu[:6, 0] = mu[:6].amax(1)  # ties
+    sigma = torch.rand(60, 5, generator=random) * torch.logspace(-6, 1, 60)[:, None]
+    graph = Probabilities(torch.nn.Identity(), 5, 1.0)  # type: ignore[arg-type]
+    n = {0: torch.export.Dim("n", min=1)}
+    program = torch.export.export(graph, (mu, sigma), dynamic_shapes=(n, n))
+    content = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["mu", "sigma"])
+    session = onnxruntime.InferenceSession(content.model_proto.SerializeToString())
+    (found,) = session.run(None, {"mu": mu.numpy(), "sigma": sigma.numpy()})
+    np.testing.assert_allclose(found, mean_softmax(mu, sigma), atol=2e-5)
+
+
 # --- what cannot be exported
 
 
@@ -249,13 +271,13 @@ def test_what_adapts_is_refused_with_the_reason(images_made_once: Path, tmp_path
 
 @pytest.mark.parametrize("name", ["agfa", "erm", "mcd", "dson", "dmg"])
 def test_every_kind_of_network_can_be_traced(name: str) -> None:
-    graph = Graph(build(name).float().network, temperature=2.0).eval()
-    example = torch.randint(0, 256, (2, CHANNELS, SIZE, SIZE), dtype=torch.uint8)
+    graph = Graph(build(name).float().network, 3, temperature=2.0).eval()
+    example = torch.randint(0, 256, (2, *SHAPE), dtype=torch.uint8)
     with torch.no_grad():
         shapes = {"images": {0: torch.export.Dim("n", min=1)}}
         program = torch.export.export(graph, (example,), dynamic_shapes=shapes).module()
         for n in (1, 5):
-            x = torch.randint(0, 256, (n, CHANNELS, SIZE, SIZE), dtype=torch.uint8)
+            x = torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8)
             for key, value in graph(x).items():
                 torch.testing.assert_close(program(x)[key], value)
 

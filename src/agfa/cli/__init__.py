@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from agfa import errors
 from agfa.cli import (  # their commands join the application
+    audit,
     bench,
     benchmark,
     data,
@@ -26,6 +27,7 @@ from agfa.training.config import TrainConfig
 
 __all__ = [
     "app",
+    "audit",
     "bench",
     "benchmark",
     "data",

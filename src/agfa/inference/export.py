@@ -31,7 +31,8 @@ from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.inference.predictor import Predictor
 from agfa.inference.real_images import RealImages, real_images
-from agfa.nn.heads import BayesianLinear
+from agfa.nn.heads import logits_of
+from agfa.nn.predictive import DRAWS, WIDE, closed_form, even_noise
 
 TOLERANCE = 1e-4  # of probabilities
 MOST, FEW = 1000, 100  # images to check on: of those that are given, of those that the package has
@@ -47,19 +48,25 @@ Run = Callable[[Tensor], Outputs]
 class Graph(nn.Module):
     """What is exported: from squashed images in 8 bits to logits and calibrated probabilities."""
 
-    def __init__(self, network: Network, temperature: float) -> None:
+    noise: Tensor
+
+    def __init__(self, network: Network, n_classes: int, temperature: float) -> None:
         super().__init__()
         self.network, self.temperature = network, temperature
+        self.register_buffer("noise", even_noise(DRAWS, n_classes).float())
 
     def forward(self, images: Tensor) -> Outputs:
         """The outputs by name."""
-        features, head = self.network.features(images.float() / 255), self.network.head
-        if not isinstance(head, BayesianLinear):
-            logits = head(features)
-            return {"logits_mean": logits, "probabilities": (logits / self.temperature).softmax(-1)}
-        mu, sigma = head.moments(features)
-        probabilities = head.predictive(features, self.temperature).probabilities
+        mu, sigma = logits_of(self.network.head, self.network.features(images.float() / 255))
+        if sigma is None:
+            return {"logits_mean": mu, "probabilities": (mu / self.temperature).softmax(-1)}
+        probabilities = self.expected(mu / self.temperature, sigma / self.temperature)
         return {"logits_mean": mu, "logits_variance": sigma.square(), "probabilities": probabilities}
+
+    def expected(self, mu: Tensor, sigma: Tensor) -> Tensor:
+        """`mean_softmax`, by both of its ways for every image: a graph does not branch."""
+        drawn = (mu + sigma * self.noise).softmax(-1).mean(0)
+        return torch.where((sigma > WIDE).any(-1, keepdim=True), drawn, closed_form(mu, sigma))
 
 
 class Agreement(NamedTuple):
@@ -107,7 +114,7 @@ def export(
         raise UsageError(f"--format onnx needs {', '.join(missing)}: pip install 'agfa[export]'")
 
     images = real_images(check or "digits", predictor.card, MOST + CALIBRATION * int8 if check else FEW)
-    graph = Graph(copy.deepcopy(predictor.network), predictor.card.temperature).cpu().eval()
+    graph = Graph(copy.deepcopy(predictor.network), len(predictor.classes), predictor.card.temperature).cpu().eval()
     program = _program(graph, predictor)
     content, run = _onnx(program) if format == "onnx" else _torch(program)
     calibrated_on = min(CALIBRATION, len(images.pixels) // 2) if int8 else 0

@@ -22,7 +22,8 @@ from agfa.data.store import Progress, open_images
 from agfa.errors import UsageError
 from agfa.inference import places
 from agfa.inference.pictures import Picture, Pictures, called, one_by_one, square
-from agfa.nn.heads import BayesianLinear, Predictive
+from agfa.nn.heads import logits_of
+from agfa.nn.predictive import Predictive, predictive
 from agfa.training import model_file
 from agfa.training.evaluate import Score, totals
 from agfa.training.model_file import Audit, ModelCard
@@ -116,11 +117,8 @@ class Predictor:
     @torch.inference_mode()
     def _say(self, x: Tensor) -> tuple[list[int], Predictive]:
         """The classes at the posterior means, and the predictive distribution, for images in [0, 1]."""
-        features, head = self.network.features(x), self.network.head
-        logits: Tensor = head(features)
-        if isinstance(head, BayesianLinear):
-            return logits.argmax(-1).tolist(), head.predictive(features)
-        return logits.argmax(-1).tolist(), Predictive(logits.softmax(-1), None)
+        mu, sigma = logits_of(self.network.head, self.network.features(x))
+        return mu.argmax(-1).tolist(), predictive(mu, sigma, self.card.temperature)
 
     def _read(self, number: int, image: Picture) -> Tensor | UsageError:
         try:
