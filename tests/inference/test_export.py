@@ -175,7 +175,7 @@ def test_eight_bits_and_what_they_cost(run: Path, tiny: Path, exported: Export) 
 
 @pytest.mark.parametrize("scale", [0.1, 1, 30, 300])
 def test_probabilities_in_the_graph_are_the_predictors_for_any_logits(scale: float) -> None:
-    """Narrow posteriors and wide ones, ties, certainty: in onnxruntime, where functions are less exact than in torch."""
+    """Narrow posteriors and wide ones, ties, certainty: onnxruntime's functions are less exact than torch's."""
 
     class Probabilities(Graph):
         def forward(self, mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:

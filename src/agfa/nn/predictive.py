@@ -63,14 +63,14 @@ def closed_form(mu: Tensor, sigma: Tensor) -> Tensor:
         return torch.ones_like(mu)
     variance = sigma.square()
     log_mean = _of_others(mu + variance / 2)
-    log_variance = _of_others(
-        2 * mu + 1.5 * variance + (2 * (variance / 2).sinh()).log()
-    )  # v/2 + log 2sinh(v/2) = log(e^v - 1)
+    log_expm1 = variance / 2 + (2 * (variance / 2).sinh()).log()  # log(exp(v) - 1), exact once exported too
+    log_variance = _of_others(2 * mu + variance + log_expm1)
     of_log = (log_variance - 2 * log_mean).exp().log1p()
     margin, spread = mu - log_mean + of_log / 2, (variance + of_log).sqrt()
     nodes, weights = hermegauss(5)
     probabilities = sum(
-        weight * (margin + node * spread).sigmoid() for node, weight in zip(nodes, weights, strict=True)
+        weight * (margin + node * spread).sigmoid()
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)
     )
     assert isinstance(probabilities, Tensor)
     return probabilities / probabilities.sum(-1, keepdim=True)
@@ -78,7 +78,7 @@ def closed_form(mu: Tensor, sigma: Tensor) -> Tensor:
 
 def sampled(mu: Tensor, sigma: Tensor, draws: int = DRAWS) -> Tensor:
     """E[softmax(f)] by Monte Carlo over evenly spread draws, shared by all images."""
-    return (mu + sigma * _noise(draws, mu.shape[-1]).to(mu)).softmax(-1).mean(0)
+    return (mu + sigma * even_noise(draws, mu.shape[-1]).to(mu)).softmax(-1).mean(0)
 
 
 def disagreement(mu: Tensor, sigma: Tensor) -> Tensor:
