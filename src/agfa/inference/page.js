@@ -3,8 +3,8 @@
 const $ = (id) => document.getElementById(id);
 const AT_ONCE = 6; // requests: the server makes batches of them
 const STEPS = 20; // of the slider
-const round = (share) => `${Math.round(100 * share)} %`;
-const percent = (share) => (share > 0.995 && share < 1 ? ">99 %" : share < 0.005 && share > 0 ? "<1 %" : round(share));
+const round = (share) => `${Math.round(100 * share)}\u00a0%`;
+const percent = (share) => (share > 0.995 && share < 1 ? ">99\u00a0%" : share < 0.005 && share > 0 ? "<1\u00a0%" : round(share));
 const items = [];
 let model = null;
 let token = sessionStorage.getItem("token");
@@ -251,7 +251,7 @@ function show() {
   $("label").replaceChildren(label, " ", sure);
   $("doubt").textContent =
     (abstain ? "The model is not sure enough to decide. " : "") +
-    (disagreement === null ? "" : `Two classifiers of its posterior disagree in ${percent(disagreement)} of draws.`);
+    (disagreement === null ? "" : `Two classifiers drawn from its posterior disagree ${percent(disagreement)} of the time.`);
   const order = Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
   for (const [name, share] of order.slice(0, 7)) {
     const line = document.createElement("li");
@@ -302,11 +302,11 @@ async function picture() {
     ? `The decision changes at ${round(lost.strength)}: ${first} becomes ${lost.label}.`
     : `The decision holds at every strength: ${first}.`;
   $("note").textContent =
-    `Of ${draws} domains drawn from its generator this is the hardest for your image. The decision holds in ` +
+    `${lost ? "Shaded: the decision has changed. " : ""}Of ${draws} domains drawn from its generator this is the hardest for your image. The decision holds in ` +
     `${holds} of the ${draws} at ${round(trained)}, the largest strength it was trained with. ` +
     "Amplitudes carry style, phases carry shape: only the amplitudes are changed.";
   $("stage").hidden = false;
-  $("strength").value = Math.round(trained * STEPS);
+  $("strength").value = Math.round((trained * STEPS) / 2); // what training showed it on average
   still(item.imagined);
   slide();
 }
@@ -380,7 +380,7 @@ function slide() {
   const at = judged[step];
   const kept = at.label === judged[0].label;
   $("now").replaceChildren(`At ${round(l)}: `, strong(at.label), ` ${percent(at.probability)}`);
-  if (!kept) $("now").append(` (your image: ${judged[0].label} ${percent(judged[0].probability)})`);
+  if (!kept) $("now").append(`, no longer ${judged[0].label}`);
   $("strength").setAttribute("aria-valuetext", `${round(l)}: ${at.label}, ${percent(at.probability)}, ${kept ? "the decision holds" : "the decision has changed"}`);
   chart(said, step);
 }
@@ -391,45 +391,56 @@ function strong(text) {
   return element;
 }
 
-// Probability against strength, of the decision and of its strongest rival; its ends are under the slider's.
+// Probability against strength, of the decision and of what it becomes, or nearly does; its ends are under the slider's.
 function chart({ judged, trained }, step) {
-  const [width, height, side, top, bottom] = [$("chart").clientWidth, 170, 9, 10, 8];
+  const [width, height, side, top, bottom] = [$("chart").clientWidth, 180, 9, 16, 8];
   const first = judged[0].label;
-  const best = (name) => Math.max(...judged.map((said) => said.probabilities[name]));
-  const second = Object.keys(judged[0].probabilities)
-    .filter((name) => name !== first)
-    .sort((a, b) => best(b) - best(a))[0];
+  const second = rival(judged, first);
+  const names = second ? [[second, "second"], [first, "first"]] : [[first, "first"]];
   const x = (i) => side + ((width - 2 * side) * i) / STEPS;
   const y = (share) => top + (height - top - bottom) * (1 - share);
-  const parts = [];
+  const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+  const upright = (kind, at) => svg.append(element("line", { class: kind, x1: at, x2: at, y1: y(1), y2: y(0) }));
+  const word = (kind, text, place) => {
+    const label = element("text", { class: kind, ...place });
+    label.textContent = text;
+    svg.append(label);
+  };
   const half = (x(1) - x(0)) / 2;
   judged.forEach((said, i) => {
+    const [from, to] = [Math.max(x(i) - half, side), Math.min(x(i) + half, width - side)];
     if (said.label !== first) {
-      const from = Math.max(x(i) - half, side);
-      parts.push(["rect", { class: "lost", x: from, y: top, width: Math.min(x(i) + half, width - side) - from + 0.5, height: height - top - bottom }]);
+      svg.append(element("rect", { class: "lost", x: from, y: y(1), width: to - from + 0.5, height: y(0) - y(1) }));
     }
   });
   for (const share of [0, 0.5, 1]) {
-    parts.push(["line", { class: "grid", x1: side, x2: width - side, y1: y(share), y2: y(share) }]);
+    svg.append(element("line", { class: "grid", x1: side, x2: width - side, y1: y(share), y2: y(share) }));
+    if (share) word("scale", round(share), { x: side, y: y(share) - 4 });
   }
-  if (trained < 1) parts.push(["line", { class: "trained", x1: x(trained * STEPS), x2: x(trained * STEPS), y1: top, y2: height - bottom }]);
-  parts.push(["line", { class: "cursor", x1: x(step), x2: x(step), y1: top, y2: height - bottom }]);
-  const line = (name) => judged.map((said, i) => `${x(i)},${y(said.probabilities[name])}`).join(" ");
-  if (second) parts.push(["polyline", { class: "second", points: line(second) }]);
-  parts.push(["polyline", { class: "first", points: line(first) }]);
-  const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
-  for (const [kind, attributes] of parts) svg.append(element(kind, attributes));
-  // Each name stands at the end of the chart at which the two lines are farther apart.
-  const gap = (i) => Math.abs(judged[i].probabilities[first] - judged[i].probabilities[second ?? first]);
-  const end = gap(0) >= gap(STEPS) ? 0 : STEPS;
-  for (const [name, kind] of second ? [[first, "first"], [second, "second"]] : [[first, "first"]]) {
-    const share = judged[end].probabilities[name];
-    const label = element("text", { class: `${kind}-name`, x: x(end) + (end ? -6 : 6), y: y(share) + (share > 0.5 ? 16 : -7), "text-anchor": end ? "end" : "start" });
-    label.textContent = name;
-    svg.append(label);
+  if (trained < 1) upright("trained", x(trained * STEPS));
+  upright("cursor", x(step));
+  for (const [name, kind] of names) {
+    const points = judged.map((said, i) => `${x(i)},${y(said.probabilities[name])}`).join(" ");
+    svg.append(element("polyline", { class: kind, points }));
   }
+  // The names stand above their lines' ends, the lower one below where there is no room between them.
+  const ends = names.map(([name, kind]) => [judged[STEPS].probabilities[name], name, kind]).sort((a, b) => b[0] - a[0]);
+  ends.forEach(([share, name, kind], i) => {
+    const crowded = i === 1 && y(share) - y(ends[0][0]) < 18;
+    const height = crowded ? Math.min(y(share) + 16, y(0) - 2) : Math.max(y(share) - 6, y(1) + 12);
+    word(`${kind}-name`, name, { x: width - side - 4, y: crowded && height < y(share) + 10 ? y(share) - 24 : height, "text-anchor": "end" });
+  });
   $("chart").replaceChildren(svg);
-  $("chart").setAttribute("aria-label", `Probability of ${first}${second ? ` and of ${second}` : ""} against the strength: ${first} goes from ${percent(judged[0].probabilities[first])} to ${percent(judged[STEPS].probabilities[first])}.`);
+  const [from, to] = [judged[0], judged[STEPS]].map((said) => percent(said.probabilities[first]));
+  $("chart").setAttribute("aria-label", `Probability against strength: ${first} goes from ${from} to ${to}.`);
+}
+
+// The class that the decision becomes most often; if it never changes, the one that comes nearest.
+function rival(judged, first) {
+  const named = (name) => judged.filter((said) => said.label === name).length;
+  const best = (name) => Math.max(...judged.map((said) => said.probabilities[name]));
+  const others = Object.keys(judged[0].probabilities).filter((name) => name !== first);
+  return others.sort((a, b) => named(b) - named(a) || best(b) - best(a))[0];
 }
 
 function element(kind, attributes) {
