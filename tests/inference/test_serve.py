@@ -327,5 +327,3 @@ def test_large_photographs_are_not_kept_while_they_wait(predictor: Predictor) ->
     assert len(buffer.getvalue()) < 50_000
     (said,) = small(predictor).predict(buffer.getvalue()).json()["predictions"]
     assert said["label"] in CLASSES
-
-

@@ -70,6 +70,7 @@ $("token").addEventListener("submit", (event) => {
 
 function take(files) {
   notice("");
+  const before = items.length;
   for (const file of files) {
     const item = { file, state: "waiting", url: URL.createObjectURL(file) };
     items.push(item);
@@ -78,7 +79,8 @@ function take(files) {
       fail(item, `Larger than ${Math.floor(model.largest_request / 2 ** 20)} MB`);
     }
   }
-  if (items.length === 1 && items[0].state === "waiting") choose(items[0]);
+  const fresh = items.slice(before).find((item) => item.state === "waiting");
+  if (fresh && (!chosen || chosen.state === "failed")) choose(fresh);
   pump();
 }
 
@@ -110,18 +112,18 @@ function done(item, answer) {
   item.said.textContent = answer.label;
   item.sure.textContent = answer.abstain ? "unsure" : percent(answer.probability);
   item.card.setAttribute("aria-busy", "false");
-  if (!chosen || chosen.state === "failed") choose(item);
-  else if (chosen === item) show();
+  if (chosen === item) show();
 }
 
 function fail(item, message) {
   item.state = "failed";
-  item.error = message.replace(`${item.file.name}: `, "");
+  const why = message.replace(`${item.file.name}: `, "");
+  item.error = why[0].toUpperCase() + why.slice(1);
   item.card.classList.add("failed");
   item.card.setAttribute("aria-busy", "false");
   item.said.textContent = item.error;
   item.sure.remove();
-  if (chosen === item) show();
+  if (chosen === item) choose(items.find((each) => each.state !== "failed") ?? item);
 }
 
 function progress() {
@@ -145,7 +147,7 @@ function card(item) {
   button.type = "button";
   thumb.className = "thumb";
   thumb.alt = "";
-  thumb.addEventListener("error", () => thumb.removeAttribute("src")); // a kind that browsers do not draw, or no image
+  thumb.addEventListener("error", () => thumb.replaceWith(blank())); // a kind that browsers do not draw, or no image
   thumb.src = item.url;
   said.textContent = "…";
   file.textContent = item.file.name;
@@ -156,6 +158,8 @@ function card(item) {
   Object.assign(item, { card: entry, said, sure });
   return entry;
 }
+
+const blank = () => Object.assign(document.createElement("span"), { className: "thumb" });
 
 function notice(text) {
   $("notice").textContent = text;
@@ -239,6 +243,7 @@ function show() {
   $("name").textContent = item.file.name;
   $("doubt").textContent = "";
   $("classes").replaceChildren();
+  document.querySelector(".verdict").classList.toggle("failed", item.state === "failed");
   if (item.state !== "done") {
     $("label").textContent = item.state === "failed" ? item.error : "…";
     $("picture").hidden = item.state === "failed";
