@@ -77,19 +77,6 @@ class Predictor:
                     disagreement=None if said.disagreement is None else said.disagreement[i].item(),
                 )
 
-    def answer(self, pixels: Tensor) -> list[Prediction]:
-        """STANDIN."""
-        return self.judge(to_unit(pixels, self.device))
-
-    def judge(self, x: Tensor) -> list[Prediction]:
-        """STANDIN."""
-        labels, (probabilities, disagreements) = self._answer(x)
-        shares = [None] * len(labels) if disagreements is None else disagreements.tolist()
-        return [
-            Prediction(self.classes[label], each[label], dict(zip(self.classes, each, strict=True)), disagreement)
-            for label, each, disagreement in zip(labels, probabilities.tolist(), shares, strict=True)
-        ]
-
     @torch.inference_mode()
     def _answer(self, x: Tensor) -> tuple[list[int], Predictive]:
         """The classes at the posterior means, and the predictive distribution, for images in [0, 1]."""
