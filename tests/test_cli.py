@@ -20,6 +20,8 @@ COMMANDS = [
     ("train",),
     ("evaluate",),
     ("predict",),
+    ("push",),
+    ("pull",),
     ("algorithms",),
     ("sweep",),
     ("report",),

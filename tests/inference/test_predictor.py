@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,8 @@ from PIL import Image
 import agfa as package
 from agfa.errors import UsageError
 from agfa.inference.predictor import Predictor, load
-from support import CLASSES, QUICK, Agfa
+from agfa.training import evaluate
+from support import CLASSES, DOMAINS, QUICK, Agfa
 
 
 def train(images: Path, folder: Path, algorithm: str) -> Path:
@@ -54,6 +53,47 @@ def test_predictions_agree_with_evaluation_and_with_training(predictor: Predicto
     unseen = [r for r in finals if r["kind"] == "final" and r["model"] == "swad" and r["domain"] == "sky"]
     assert sum(r["accuracy"] * r["n"] for r in unseen) == pytest.approx(scores["sky"].accuracy * 30)
     assert sum(r["loss"] * r["n"] for r in unseen) == pytest.approx(scores["sky"].loss * 30)
+
+
+def outputs(predictor: Predictor, do: Callable[[], object]) -> list[torch.Tensor]:
+    """What the head says meanwhile, batch by batch."""
+    said: list[torch.Tensor] = []
+    hook = predictor.network.head.register_forward_hook(lambda *args: said.append(args[2].clone()))
+    try:
+        do()
+    finally:
+        hook.remove()
+    return said
+
+
+@pytest.mark.parametrize("method", ["run", "linear"])
+def test_the_same_bits_as_evaluate(
+    method: str, run: Path, linear: Predictor, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one device, with the same images in a batch; otherwise within 1e-5."""
+    predictor = load(run) if method == "run" else linear
+    monkeypatch.setattr(evaluate, "BATCH", 16)
+    evaluated = outputs(predictor, lambda: predictor.evaluate(str(tiny)))
+    parts = [sorted((tiny / d).rglob("*.*")) for d in DOMAINS]
+    shuffled = [[part[i] for i in np.random.default_rng(0).permutation(len(part))] for part in parts]
+    predicted = outputs(predictor, lambda: [predictor.predict(part, batch_size=16) for part in shuffled])
+    streamed = outputs(predictor, lambda: [list(predictor.stream(iter(part), 16)) for part in shuffled])
+    assert len(evaluated) == len(predicted) == len(streamed) == 6
+    assert all(map(torch.equal, evaluated, predicted))
+    assert all(map(torch.equal, evaluated, streamed))
+    for batch_size in (1, 7, 64):
+        others = outputs(predictor, lambda n=batch_size: [predictor.predict(part, batch_size=n) for part in shuffled])
+        torch.testing.assert_close(torch.cat(others), torch.cat(evaluated), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_too(run: Path, predictor: Predictor, tiny: Path) -> None:
+    on_gpu = load(run, "cuda")
+    files = sorted(tiny.rglob("*.*"))
+    for here, there in zip(predictor.predict(files), on_gpu.predict(files), strict=True):
+        assert (here.label, there.label) == (there.label, here.label)
+        assert there.probabilities == pytest.approx(here.probabilities, abs=1e-5)
+    assert on_gpu.evaluate(str(tiny))["sky"].accuracy == predictor.evaluate(str(tiny))["sky"].accuracy
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "16 bit", "large"])
@@ -134,7 +174,7 @@ def test_an_image_that_cannot_be_read(predictor: Predictor, tiny: Path) -> None:
     bad.write_text("text")
     with pytest.raises(UsageError, match=r"bad\.png: not an image"):
         predictor.predict([good, bad])
-    stream = predictor.stream([good, bad], batch_size=1)
+    stream = predictor.stream([good, bad], batch_size=2)
     assert next(stream).label in CLASSES
     with pytest.raises(UsageError, match=r"bad\.png"):
         next(stream)
@@ -163,49 +203,7 @@ def test_prediction_needs_no_gradient_and_no_training_data(predictor: Predictor)
     assert predictor.device == torch.device("cpu")
 
 
-# --- the commands
-
-
-def test_formats(agfa: Agfa, run: Path, tiny: Path, predictor: Predictor) -> None:
-    files = sorted((tiny / "sky" / "top").iterdir())
-    want = predictor.predict(files)
-    ended = agfa("predict", run, tiny / "sky" / "top", "--format", "jsonl")
-    assert (ended.status, ended.err) == (0, "")
-    lines = [json.loads(line) for line in ended.out.splitlines()]
-    assert [line["image"] for line in lines] == [str(f) for f in files]
-    assert [line["label"] for line in lines] == [p.label for p in want]
-    assert [line["probabilities"] for line in lines] == [pytest.approx(p.probabilities) for p in want]
-
-    ended = agfa("predict", run, *files, "--format", "csv")
-    assert (ended.status, ended.err) == (0, "")
-    header, *rows = csv.reader(io.StringIO(ended.out))
-    assert header == ["image", "class", "probability", "disagreement"]
-    assert [(row[0], row[1]) for row in rows] == [(str(f), p.label) for f, p in zip(files, want, strict=True)]
-    assert [float(row[2]) for row in rows] == pytest.approx([p.probability for p in want], abs=1e-4)
-
-    ended = agfa("predict", run, *files)
-    assert (ended.status, ended.err) == (0, "")
-    for file, prediction in zip(files, want, strict=True):
-        (line,) = [line for line in ended.out.splitlines() if str(file) in line]
-        assert line.split()[1:3] == [prediction.label, f"{prediction.probability:.4f}"]
-
-
-def test_predict_says_what_is_missing(agfa: Agfa, run: Path, tiny: Path) -> None:
-    image = tiny / "sky" / "top" / "00.jpg"
-    for arguments, said in (
-        ((run, tiny / "none.jpg"), "no image"),
-        ((run, tmp := tiny / "empty"), f"no images in {tmp}"),
-        ((tiny, image), "has no model.safetensors"),
-        ((tiny / "none", image), "does not exist"),
-    ):
-        (tiny / "empty").mkdir(exist_ok=True)
-        ended = agfa("predict", *arguments)
-        assert ended.status == 2
-        assert said in ended.error
-    (tiny / "bad.png").write_text("text")
-    ended = agfa("predict", run, image, tiny / "bad.png")
-    assert (ended.status, ended.out) == (2, "")
-    assert "bad.png: not an image" in ended.error
+# --- the command
 
 
 def test_evaluate_tells_domains_trained_on(agfa: Agfa, run: Path, tiny: Path, predictor: Predictor) -> None:

@@ -16,7 +16,7 @@ import agfa as package
 from agfa.errors import UsageError
 from agfa.nn.backbones import weights_hash
 from agfa.nn.heads import BayesianLinear
-from agfa.training.model_file import ModelCard, load, save
+from agfa.training.model_file import FORMAT, Audit, ModelCard, load, save
 from support import CLASSES
 
 
@@ -42,7 +42,7 @@ def test_the_card_says_all_that_predicting_needs(run: Path) -> None:
     assert (card["backbone"], card["algorithm"]) == ("convnet", "agfa")
     assert card["hparams"]["initial_sd"] == 0.01
     assert (card["image_size"], card["channels"], card["mean"], card["std"]) == (8, 3, [0.5] * 3, [0.5] * 3)
-    assert (card["model"], card["format"]) == ("swad", 1)
+    assert (card["model"], card["format"]) == ("swad", 2)
     assert len(card["initial_weights"]) == 16
 
 
@@ -114,7 +114,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda run: (run / "model.json").write_text("[]"), r"model\.json"),
     "unknown key": (edit(lambda card: card.update(clases=[])), "unknown key 'clases'; did you mean 'classes'"),
     "missing key": (edit(lambda card: card.pop("mean")), "mean: field required"),
-    "a later format": (edit(lambda card: card.update(format=2)), "format: input should be 1, not 2"),
+    "a later format": (edit(lambda card: card.update(format=3)), "format 3, and this agfa reads up to 2; install a"),
+    "no format": (edit(lambda card: card.update(format="2.0")), "format: input should be 2, not '2.0'"),
+    "a cold temperature": (
+        edit(lambda card: card.update(temperature=0)),
+        "temperature: input should be greater than",
+    ),
     "another method": (
         edit(lambda card: card.update(algorithm="erm", hparams={})),
         "does not hold the model that model.json describes",
@@ -141,6 +146,41 @@ def test_there_is_no_model(tmp_path: Path) -> None:
         load(tmp_path / "nothing.safetensors")
     with pytest.raises(UsageError, match="the run has not finished"):
         load(tmp_path)
+
+
+# Cards as each earlier version wrote them, kept as they were.
+WRITTEN = sorted((Path(__file__).parent / "cards").glob("format-*.json"))
+
+
+@pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.stem)
+def test_a_model_of_an_earlier_format_predicts_as_it_did(file: Path, run: Path) -> None:
+    old = json.loads(file.read_text(encoding="utf-8"))
+    assert old["format"] == int(file.stem.removeprefix("format-")) < FORMAT
+    (run / "model.json").write_bytes(file.read_bytes())
+    network, card = load(run)
+    assert card.model_dump(mode="json") == {**old, "format": FORMAT, "temperature": 1.0, "audit": None}
+    save(Path("new"), network.state_dict(), card)
+    assert load(Path("new.safetensors"))[1] == card
+
+
+def test_every_earlier_format_is_kept() -> None:
+    assert [file.stem for file in WRITTEN] == [f"format-{n}" for n in range(1, FORMAT)]
+
+
+def test_a_card_carries_what_an_audit_found(run: Path) -> None:
+    network, card = load(run)
+    audit = Audit(
+        expected=0.7,
+        low=0.5,
+        high=0.9,
+        domains={"ink": 0.6, "paper": 0.8},
+        target_images={"ink": 24, "paper": 24},
+        temperature=1.3,
+        coverage=((0.9, 0.25, 1.0), (0.0, 1.0, 0.7)),
+    )
+    save(Path("final"), network.state_dict(), card.model_copy(update={"audit": audit, "temperature": 1.5}))
+    _, found = load(Path("final.safetensors"))
+    assert (found.audit, found.temperature) == (audit, 1.5)
 
 
 def test_a_card_has_a_schema() -> None:

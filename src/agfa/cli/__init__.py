@@ -10,12 +10,12 @@ import cyclopts
 from pydantic import ValidationError
 
 from agfa import errors
-from agfa.cli import bench, benchmark, data, models, report, serve, training  # their commands join the application
+from agfa.cli import bench, benchmark, data, models, predict, report, serve, training  # their commands join the app
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
 from agfa.training.config import TrainConfig
 
-__all__ = ["app", "bench", "benchmark", "data", "main", "models", "report", "serve", "training"]
+__all__ = ["app", "bench", "benchmark", "data", "main", "models", "predict", "report", "serve", "training"]
 
 
 def main() -> NoReturn:

@@ -1,25 +1,19 @@
-"""`agfa evaluate`, `predict`: what a trained model says."""
+"""`agfa evaluate`, `push`, `pull`: how good a model is, and where it is."""
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from agfa.cli.app import app
 from agfa.cli.show import table
-from agfa.errors import UsageError
 
 
 @app.command
-def evaluate(model: Path, /, *, data: str, device: str = "cpu") -> None:
+def evaluate(model: str, /, *, data: str, device: str = "cpu") -> None:
     """Measure a model on every image of every domain of a dataset.
 
     Args:
-        model: a run's folder, or a .safetensors file in it.
+        model: a run's folder, a .safetensors file in it, hf:OWNER/NAME, or an address that fsspec reaches.
         data: a folder domain/class/image, a table (CSV, Parquet), hf:OWNER/NAME, or a known dataset's name.
         device: cpu, cuda or mps.
     """
@@ -43,42 +37,32 @@ def evaluate(model: Path, /, *, data: str, device: str = "cpu") -> None:
 
 
 @app.command
-def predict(
-    model: Path,
-    images: list[Path],
-    /,
-    *,
-    format: Literal["table", "csv", "jsonl"] = "table",
-    device: str = "cpu",
-) -> None:
-    """Name the class of images, with its probability and the posterior's disagreement.
+def push(model: str, place: str, /) -> None:
+    """Put a model on the hub, into a bucket or a folder, with a README.md and checksums.
 
     Args:
-        model: a run's folder, or a .safetensors file in it.
-        images: image files, or folders of them.
-        format: how to print: a table, CSV, or a JSON object a line.
-        device: cpu, cuda or mps.
+        model: a run's folder, a .safetensors file in it, hf:OWNER/NAME, or an address that fsspec reaches.
+        place: hf:OWNER/NAME[@BRANCH] (a new repository is private; log in with hf auth login), s3://..., a folder.
     """
-    from agfa.data.domains import image_files, image_suffixes
-    from agfa.inference.predictor import load
+    from agfa.inference import places
+    from agfa.training.progress import Display
 
-    files = [f for path in images for f in (image_files(path, image_suffixes()) if path.is_dir() else [path])]
-    missing = [path for path in files if not path.exists()]
-    if missing or not files:
-        raise UsageError(f"no image {missing[0]}" if missing else f"no images in {images[0]}")
-    answers = zip(files, load(model, device).stream(files), strict=True)
-    if format == "jsonl":
-        for file, answer in answers:
-            print(json.dumps({"image": str(file), **asdict(answer)}), flush=True)
-        return
-    header = ("image", "class", "probability", "disagreement")
-    rows = (
-        (str(file), a.label, f"{a.probability:.4f}", "" if a.disagreement is None else f"{a.disagreement:.4f}")
-        for file, a in answers
-    )
-    if format == "csv":
-        csv.writer(sys.stdout).writerows([header])
-        for row in rows:
-            csv.writer(sys.stdout).writerow(row)
-    else:
-        table(header, list(rows))
+    with Display().download("pushing") as seen:
+        places.push(model, place, seen)
+    print(f"{model} is at {place}")
+
+
+@app.command
+def pull(model: str, folder: Path, /) -> None:
+    """Bring a model into a folder, its checksums verified.
+
+    Args:
+        model: hf:OWNER/NAME[@REVISION], or an address that fsspec reaches.
+        folder: what to make; it must not exist.
+    """
+    from agfa.inference import places
+    from agfa.training.progress import Display
+
+    with Display().download("pulling") as seen:
+        places.pull(model, folder, seen)
+    print(f"model: {folder / places.WEIGHTS}")

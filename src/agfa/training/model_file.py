@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from agfa import algorithms
@@ -17,11 +17,25 @@ from agfa.errors import UsageError, describe
 from agfa.files import replace
 from agfa.nn.backbones import build_backbone
 
+FORMAT = 2
+
+
+class Audit(BaseModel, extra="forbid", frozen=True):
+    """What models like this one did on domains that were held out from them in turn (`agfa audit`)."""
+
+    expected: float  # accuracy on the next domain, with its interval
+    low: float
+    high: float
+    domains: dict[str, float]  # the accuracy on each when it was held out
+    target_images: dict[str, int]  # on how many of its images that is
+    temperature: float  # of the held-out models: the geometric mean
+    coverage: tuple[tuple[float, float, float], ...]  # (least confidence, share answered, accuracy), domains pooled
+
 
 class ModelCard(BaseModel, extra="forbid", frozen=True):
     """What a model is, where it comes from, and how to feed it (its normalisation is in the weights)."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT
     classes: tuple[str, ...]
     backbone: str  # architecture and weights it started from, fully resolved
     initial_weights: str  # digest of the weights it started from
@@ -35,6 +49,23 @@ class ModelCard(BaseModel, extra="forbid", frozen=True):
     targets: tuple[str, ...]
     model: str  # last, best, swad, ...: which of the run's models
     step: int
+    temperature: float = Field(1.0, gt=0)  # divides the logits, mean and deviation, before the softmax
+    audit: Audit | None = None
+
+
+def migrated(card: Any) -> Any:
+    """The values of a card in today's format, whichever format they were written in.
+
+    Raises:
+        UsageError: a later version of agfa wrote it.
+    """
+    if not isinstance(card, dict) or not isinstance(written := card.get("format"), int):
+        return card  # validation says what is wrong with it
+    if written > FORMAT:
+        raise UsageError(f"a card of format {written}, and this agfa reads up to {FORMAT}; install a newer agfa")
+    if written == 1:  # before temperatures: probabilities were those of the logits as they are
+        card = {**card, "format": 2, "temperature": 1.0, "audit": None}
+    return card
 
 
 def save(path: Path, state: dict[str, Tensor], card: ModelCard) -> None:
@@ -54,11 +85,13 @@ def load(path: Path) -> tuple[Network, ModelCard]:
         raise UsageError(f"{path} {what}; give a finished run's folder, or a .safetensors file in it")
     file = weights.with_suffix(".json")
     try:
-        card = ModelCard.model_validate(json.loads(file.read_text(encoding="utf-8")))
+        card = ModelCard.model_validate(migrated(json.loads(file.read_text(encoding="utf-8"))))
     except FileNotFoundError as error:
         raise UsageError(f"{file} is missing; a model is its .safetensors and its .json together") from error
     except ValidationError as error:
         raise UsageError(f"{file}: {describe(error, ModelCard)}") from error
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     network = _build(card)

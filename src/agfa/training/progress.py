@@ -45,18 +45,21 @@ class Display:
         """A bar for work on many images."""
         with self._bar(TextColumn("{task.fields[rate]}")) as bar:
             task, start = bar.add_task(what, total=None, rate=""), time.monotonic()
+            before: list[int] = []  # what an earlier process did counts for the bar, and not for the rate
 
             def seen(done: int, total: int) -> None:
-                rate = f"{done / max(1e-9, time.monotonic() - start):.0f}/s"
-                bar.update(task, completed=done, total=total, rate=rate)
+                if not before:
+                    before.append(done)
+                rate = f"{(done - before[0]) / max(1e-9, time.monotonic() - start):.0f}/s"
+                bar.update(task, completed=done, total=total or None, rate=rate)
 
             yield seen
 
     @contextmanager
-    def download(self) -> Iterator[ImagesDone]:
+    def download(self, what: str = "downloading") -> Iterator[ImagesDone]:
         """A bar for the bytes of one file after another."""
         with self._bar(TransferSpeedColumn(), DownloadColumn()) as bar:
-            task = bar.add_task("downloading", total=None)
+            task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
     @contextmanager

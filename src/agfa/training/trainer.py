@@ -37,6 +37,7 @@ from agfa.training.config import CompleteConfig, TrainConfig
 from agfa.training.evaluate import Kept, Score, Scores, mean_accuracy, mean_loss, totals
 from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
+from agfa.training.model_readme import readme
 from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
 from agfa.training.setup import build, complete, source_batch, split
@@ -219,6 +220,8 @@ def _train(
             named = card.model_copy(update={"model": name, "step": step})
             model_file.save(folder.path / "models" / name, state, named)
             if name == config.chosen:
+                text = readme(named, folder.path / "model.safetensors").encode()
+                replace(folder.path / "README.md", lambda f, text=text: f.write(text))
                 model_file.save(folder.path / "model", state, named)
     if writer:
         others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
