@@ -38,10 +38,22 @@ def load_generator(run: Path) -> AmplitudeGenerator:
     ours = algorithms.get(settings.algorithm).method is AGFA and settings.hparams["target"] == "amplitude"
     if not ours:
         raise UsageError(f"{run} holds no amplitude generator, but another network beside its model")
-    hidden = HIDDEN if settings.hparams["generator"] == "mlp" else None
-    generator = AmplitudeGenerator(settings.channels, (settings.image_size, settings.image_size), hidden)
-    tensors = safetensors.torch.load_file(folder.players)
-    generator.load_state_dict({key.removeprefix("generator."): value for key, value in tensors.items()})
+    return read_generator(folder.players, settings.hparams["generator"], settings.channels, settings.image_size)
+
+
+def read_generator(players: Path, kind: str, channels: int, image_size: int) -> AmplitudeGenerator:
+    """The generator of a file of players; `kind`: linear or mlp.
+
+    Raises:
+        UsageError: the file holds another.
+    """
+    generator = AmplitudeGenerator(channels, (image_size, image_size), HIDDEN if kind == "mlp" else None)
+    try:
+        tensors = safetensors.torch.load_file(players)
+        generator.load_state_dict({key.removeprefix("generator."): value for key, value in tensors.items()})
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(f"{players} does not hold the generator that its run is said to have: {first}") from error
     return generator
 
 

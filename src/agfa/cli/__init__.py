@@ -19,6 +19,7 @@ from agfa.cli import (  # their commands join the application
     models,
     predict,
     report,
+    serve,
     training,
 )
 from agfa.cli.app import app
@@ -36,6 +37,7 @@ __all__ = [
     "models",
     "predict",
     "report",
+    "serve",
     "training",
 ]
 

@@ -104,7 +104,11 @@ class Predictor:
 
     def answer(self, pixels: Tensor) -> list[Prediction]:
         """Predict images made ready (`agfa.inference.pictures.square`): uint8, n x C x H x W."""
-        labels, (probabilities, disagreements) = self._say(to_unit(pixels, self.device))
+        return self.judge(to_unit(pixels, self.device))
+
+    def judge(self, x: Tensor) -> list[Prediction]:
+        """Predict what the network may be given, on its device: images made of numbers about [0, 1], n x C x H x W."""
+        labels, (probabilities, disagreements) = self._say(x)
         answers = []
         shares = [None] * len(labels) if disagreements is None else disagreements.tolist()
         for label, each, disagreement in zip(labels, probabilities.tolist(), shares, strict=True):

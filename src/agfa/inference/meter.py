@@ -1,0 +1,40 @@
+"""What the server counts, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+PATHS = frozenset({"/", "/predict", "/imagine", "/model", "/healthz", "/metrics"})
+
+
+class Meter:
+    """One server's counts; no other's are mixed in."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        own = {"namespace": "agfa", "registry": self.registry}
+        self.requests = Counter("requests", "Requests answered", ["path", "status"], **own)
+        self.seconds = Histogram("request_seconds", "From a request's head to its answer", ["path"], **own)
+        self.images = Counter("images", "Images that came to be predicted", **own)
+        powers = [2**i for i in range(11)]
+        self.batches = Histogram("batch_images", "Images that the model was given at a time", buckets=powers, **own)
+        self.waiting = Gauge("waiting_images", "Images that wait for the model", **own)
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        """Count a request; what is asked for of paths that are not there is not kept."""
+        path = path if path in PATHS else "other"
+        self.requests.labels(path, str(status)).inc()
+        self.seconds.labels(path).observe(seconds)
+
+    def page(self) -> tuple[bytes, int, None, str]:
+        """What /metrics answers: body, status, headers, media type."""
+        return generate_latest(self.registry), 200, None, CONTENT_TYPE_LATEST
