@@ -232,10 +232,13 @@ def test_a_network_that_cannot_be_traced_says_so_in_one_line(run: Path, tiny: Pa
 
 
 def test_what_is_asked_for_wrongly(run: Path, tiny: Path, agfa: Agfa) -> None:
+    (tiny / "one").mkdir()
+    shutil.copy(files(tiny)[0], tiny / "one")
     for arguments, said in (
         (("--int8",), "--int8 takes its ranges from images like those to come: give some with --check"),
         (("--int8", "--format", "torch", "--check", tiny), "--int8 is for --format onnx"),
         (("--format", "torch", "--check", tiny / "none"), "none"),
+        (("--int8", "--check", tiny / "one"), "one has one image, and --int8 needs some to take its ranges from"),
         (("--format", "pickle"), "pickle"),
     ):
         ended = agfa("export", run, *arguments)

@@ -114,11 +114,15 @@ def export(
         raise UsageError(f"--format onnx needs {', '.join(missing)}: pip install 'agfa[export]'")
 
     images = real_images(check or "digits", predictor.card, MOST + CALIBRATION * int8 if check else FEW)
+    if int8 and len(images.pixels) < 2:
+        raise UsageError(
+            f"{check} has one image, and --int8 needs some to take its ranges from, and others to measure"
+        )
     graph = Graph(copy.deepcopy(predictor.network), len(predictor.classes), predictor.card.temperature).cpu().eval()
     program = _program(graph, predictor)
     content, run = _onnx(program) if format == "onnx" else _torch(program)
     calibrated_on = min(CALIBRATION, len(images.pixels) // 2) if int8 else 0
-    measured = RealImages(*(None if part is None else part[calibrated_on:] for part in images))
+    measured = images.after(calibrated_on)
     agreement = compare(run, predictor, graph, measured)
     _refuse_other_answers(agreement)
     if int8:
@@ -137,21 +141,22 @@ def export(
 def compare(run: Run, predictor: Predictor, graph: Graph, images: RealImages) -> Agreement:
     """Run the file and the model on images, in batches of several sizes, the last of one image."""
     n = len(images.pixels)
-    largest: dict[str, float] = {}
+    differences: dict[str, list[Tensor]] = {}
     classes: list[Tensor] = []
-    for batch in images.pixels.split([*_sizes(n)]):
+    for batch in images.pixels.split(list(_sizes(n))):
         got, want = run(batch), graph(batch)
         answers = predictor.answer(batch)
         said = [list(answer.probabilities.values()) for answer in answers]
         want |= {"probabilities": torch.tensor(said)}  # by the predictor's own way
         for name, value in want.items():
-            largest[name] = max(largest.get(name, 0.0), (got[name] - value).abs().max().item())
+            differences.setdefault(name, []).append((got[name] - value).abs().max())
         named = [predictor.classes.index(answer.label) for answer in answers]
         classes.append(torch.stack([torch.tensor(named), got["logits_mean"].argmax(-1)]))
     model, file = torch.cat(classes, dim=1).numpy()
     accuracy = None
     if images.labels is not None:
         accuracy = float((model == images.labels).mean()), float((file == images.labels).mean())
+    largest = {name: torch.stack(each).max().item() for name, each in differences.items()}  # of NaN: NaN
     return Agreement(n, int((model == file).sum()), largest, accuracy)
 
 

@@ -24,6 +24,10 @@ class RealImages(NamedTuple):
     pixels: Tensor
     labels: IntArray | None
 
+    def after(self, n: int) -> RealImages:
+        """All but the first n."""
+        return RealImages(self.pixels[n:], None if self.labels is None else self.labels[n:])
+
 
 def real_images(place: str, card: ModelCard, most: int) -> RealImages:
     """Up to `most` images of a dataset, or of a folder of images, drawn from all of them, always the same ones.
