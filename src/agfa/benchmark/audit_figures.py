@@ -76,7 +76,7 @@ def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:
     if max(picture.size) < SIDE:  # a digit of 32 pixels stays sharp
         picture = picture.resize(
             [round(side * SIDE / max(picture.size)) for side in picture.size], Image.Resampling.NEAREST
-        )  # type: ignore[arg-type]  # a list is as good as a tuple
+        )
     picture.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
     picture.save(file, "jpeg", quality=85)

@@ -13,9 +13,11 @@ from agfa.data.batches import evaluation_batches
 from agfa.data.domains import DomainDataset, IntArray
 from agfa.data.splits import Roles
 from agfa.data.store import open_images
-from agfa.nn.heads import BayesianLinear
+from agfa.nn.heads import logits_of
+from agfa.nn.predictive import predictive
 from agfa.training import model_file
 from agfa.training.config import CompleteConfig
+from agfa.training.evaluate import BATCH
 from agfa.training.setup import split
 
 
@@ -44,18 +46,12 @@ class Seen:
 
 @torch.inference_mode()
 def seen(run: CompleteConfig, model: str, dataset: DomainDataset) -> Iterator[Seen]:
-    """Of each domain that the training held out, the 80% that accuracies are reported on."""
+    """Of each domain that the training held out, the images that accuracies are reported on."""
     network, card = model_file.load(run.out / "models" / f"{model}.safetensors")
     parts = split(dataset, open_images(dataset, run.image_size, run.channels), Roles(run.source, run.target), run)
     for domain, part in parts.test.items():
         said = []
-        for x, _ in evaluation_batches(part, batch_size=256, image_size=run.image_size, device=torch.device("cpu")):
-            features = network.features(x)
-            head = network.head
-            probabilities = (
-                head.predictive(features).probabilities
-                if isinstance(head, BayesianLinear)
-                else head(features).softmax(-1)
-            )
-            said.append(probabilities.double().numpy())
-        yield Seen(domain, part.indices, part.labels[part.indices], np.concatenate(said), 1.0)
+        for x, _ in evaluation_batches(part, batch_size=BATCH, image_size=run.image_size, device=torch.device("cpu")):
+            mu, sigma = logits_of(network.head, network.features(x))
+            said.append(predictive(mu, sigma, card.temperature).probabilities.double().numpy())
+        yield Seen(domain, part.indices, part.labels[part.indices], np.concatenate(said), card.temperature)
