@@ -208,19 +208,6 @@ def test_predict_says_what_is_missing(agfa: Agfa, run: Path, tiny: Path) -> None
     assert "bad.png: not an image" in ended.error
 
 
-def test_evaluate_tells_domains_trained_on(agfa: Agfa, run: Path, tiny: Path, predictor: Predictor) -> None:
-    ended = agfa("evaluate", run, "--data", tiny)
-    assert (ended.status, ended.err) == (0, "")
-    scores = predictor.evaluate(str(tiny))
-    rows = [line.split() for line in ended.out.splitlines()]
-    for name, said in (("ink", ["trained", "on"]), ("paper", ["trained", "on"]), ("sky", ["unseen"])):
-        assert [name, *said, "30", f"{scores[name].accuracy:.1%}", f"{scores[name].loss:.3f}"] in rows
-    (tiny / "ink" / "zigzag").mkdir()
-    ended = agfa("evaluate", run, "--data", tiny)
-    assert ended.status == 2
-    assert "does not know: zigzag" in ended.error
-
-
 def test_an_unknown_device(agfa: Agfa, run: Path, tiny: Path) -> None:
     ended = agfa("evaluate", run, "--data", tiny, "--device", "gpu")
     assert ended.status == 2

@@ -18,12 +18,13 @@ from agfa.data.augment import crop_resize, whole_boxes
 from agfa.data.batches import Part, to_unit
 from agfa.data.catalog import load as load_dataset
 from agfa.data.decode import decode, normalise, reason
+from agfa.data.domains import Domain
 from agfa.data.store import Progress, open_images, shrink
 from agfa.errors import UsageError
 from agfa.nn.heads import logits_of
 from agfa.nn.predictive import Predictive, predictive
 from agfa.training import model_file
-from agfa.training.evaluate import Score, totals
+from agfa.training.evaluate import Answers, Score, answers
 from agfa.training.model_file import ModelCard
 
 Picture = str | Path | Image.Image | npt.NDArray[np.uint8]
@@ -105,6 +106,14 @@ class Predictor:
         Raises:
             UsageError: the dataset's classes are not the model's.
         """
+        return {domain.name: said.score() for domain, _, said in self.ask(data, progress)}
+
+    def ask(self, data: str, progress: Progress | None = None) -> Iterator[tuple[Domain, Part, Answers]]:
+        """The logits of every image of every domain of a dataset that has any.
+
+        Raises:
+            UsageError: the dataset's classes are not the model's.
+        """
         dataset, _ = load_dataset(data)
         strange = sorted(set(dataset.classes) - set(self.classes))
         if strange:
@@ -114,18 +123,10 @@ class Predictor:
             )
         number = np.array([self.classes.index(name) for name in dataset.classes], dtype=np.int64)
         images = open_images(dataset, self.card.image_size, self.card.channels, progress)
-        return {
-            d.name: Score.of(
-                totals(
-                    self.network,
-                    Part(images[d.name], number[d.labels], np.arange(len(d))),
-                    self.card.image_size,
-                    self.device,
-                )
-            )
-            for d in dataset.domains
-            if len(d)
-        }
+        for domain in dataset.domains:
+            if len(domain):
+                part = Part(images[domain.name], number[domain.labels], np.arange(len(domain)))
+                yield domain, part, answers(self.network, part, self.card.image_size, self.device)
 
 
 def load(path: str | Path, device: str = "cpu") -> Predictor:

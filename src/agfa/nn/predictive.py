@@ -1,4 +1,4 @@
-"""From logits, Gaussian or not, to what one may be told: probabilities, and how far the posterior disagrees with itself.
+"""From logits, Gaussian or not, to what one may be told: probabilities, and how far the posterior disagrees.
 
 All are functions of the logits' means mu and standard deviations sigma, independent between classes, (n, C); sigma is
 None where the head is a single classifier. Everything is the same for an image whatever batch it comes in, and at
