@@ -1,4 +1,4 @@
-"""The pictures of an audit: what to expect, reliability, coverage, mistakes."""
+"""The pictures of an audit: what to expect, and images that were named wrongly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -46,26 +45,6 @@ def expected_figure(findings: Findings) -> Figure:
     return figure
 
 
-def trust_figure(findings: Findings) -> Figure:
-    """Accuracy against confidence, and against the share of images that are answered."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        confidence, accuracy, images = (np.array(values) for values in zip(*findings.bins, strict=True))
-        left.plot([0, 100], [0, 100], color="#6e7781", linewidth=1, linestyle=(0, (4, 3)))
-        left.scatter(
-            100 * confidence, 100 * accuracy, s=20 + 180 * images / images.max(), alpha=0.45, color=look(0)["color"]
-        )
-        left.plot(100 * confidence, 100 * accuracy, color=look(0)["color"], linewidth=1.2)
-        left.set(title="Reliability", xlabel="Probability that it states", ylabel="Accuracy in per cent")
-        shares = [(100 * share, 100 * right_of) for _, share, right_of in findings.coverage]
-        right.plot(*zip(*shares, strict=True), color=look(0)["color"], linewidth=1.8, marker=".")
-        right.set(title="Coverage", xlabel="Images that it answers, the surest first", ylabel="Accuracy in per cent")
-        for axes in (left, right):
-            _square(axes)
-    return figure
-
-
 def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:
     """An image, as the address of its own pixels."""
     images = dataset[domain].images
@@ -81,8 +60,3 @@ def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:
     file = io.BytesIO()
     picture.save(file, "jpeg", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _square(axes: Axes) -> None:
-    axes.set(xlim=(0, 102), ylim=(0, 102))
-    axes.grid(**GRID)
