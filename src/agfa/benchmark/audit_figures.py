@@ -7,6 +7,7 @@ import io
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -23,26 +24,31 @@ def expected_figure(findings: Findings) -> Figure:
     """Each method's accuracy on every held-out domain, and the interval for the next one."""
     methods = findings.methods
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.1 + 0.55 * len(methods)), layout="constrained")
+        figure = Figure(figsize=(7.2, 1.1 + 0.7 * len(methods)), layout="constrained")
         axes = figure.subplots()
         for place, method in enumerate(methods):
             colour = look(place)["color"]
             low, high = 100 * method.expected.low, 100 * method.expected.high
-            axes.barh(place, high - low, left=low, height=0.34, color=colour, alpha=0.18)
+            axes.barh(place, high - low, left=low, height=0.3, color=colour, alpha=0.18)
             axes.plot(100 * method.expected.accuracy, place, marker="|", markersize=19, color=colour, mew=2.4)
             points = [100 * accuracy for accuracy in method.by_domain.values()]
             axes.plot(points, [place] * len(points), "o", color=colour, markersize=6)
             if method is findings.chosen:
-                for name, accuracy in method.by_domain.items():
-                    axes.annotate(
-                        name, (100 * accuracy, place), xytext=(0, 11), textcoords="offset points", ha="center", size=8
-                    )
+                _name(axes, place, method.by_domain)
         axes.set_yticks(range(len(methods)), [title(method.name) for method in methods])
         axes.set(xlabel="Accuracy in per cent on a domain that was held out", xlim=(0, 100))
         axes.set_ylim(len(methods) - 0.5, -0.75)
         axes.grid(axis="x", **GRID)
         axes.set_axisbelow(True)
     return figure
+
+
+def _name(axes: Axes, place: int, by_domain: dict[str, float]) -> None:
+    """The domains' names, above and below their dots in turn, so that neighbours do not cover each other."""
+    for i, (name, accuracy) in enumerate(sorted(by_domain.items(), key=lambda item: item[1])):
+        side = "right" if accuracy > 0.9 else "left" if accuracy < 0.1 else "center"
+        down = 12 if i % 2 == 0 else -19
+        axes.annotate(name, (100 * accuracy, place), xytext=(0, down), textcoords="offset points", ha=side, size=8)
 
 
 def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:

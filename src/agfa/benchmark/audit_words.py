@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from agfa.benchmark.audit_findings import Findings, Gain
-from agfa.benchmark.audit_interval import LEVEL
+from agfa.benchmark.audit_interval import OFTEN
 from agfa.benchmark.missing import count
 from agfa.benchmark.paired import points
 from agfa.benchmark.rows import title
 from agfa.benchmark.tables import Cell, Line, Table, cell
 from agfa.training.calibration import ece
-
-OFTEN = {0.75: "three of four cases"}[LEVEL]
 
 
 def headline(findings: Findings) -> str:
@@ -47,6 +45,8 @@ def weakest(findings: Findings) -> str:
 
 def pays(gain: Gain) -> str:
     """Whether one method is worth it over another."""
+    if not any(gain.by_domain.values()):
+        return f"{title(gain.row)} and {title(gain.other)} are level on every domain."
     wins = sum(value > 0 for value in gain.by_domain.values())
     more = "more" if gain.mean >= 0 else "less"
     text = (
@@ -114,7 +114,7 @@ def gains_table(findings: Findings) -> Table:
         "over domains (what other domains would give), and over rounds (what other seeds would give on these).",
     )
     header = ("Difference", *names, "Mean", "Other domains", "Other seeds")
-    return Table("Does it pay?", header, lines, notes, compared=False)
+    return Table("Differences", header, lines, notes, compared=False)
 
 
 def classes_table(findings: Findings) -> Table:
