@@ -94,7 +94,6 @@ def contents(findings: Findings, command: str) -> dict[str, Any]:
         ],
         "weakest": {"domain": findings.weakest_domain, "class": findings.weakest_class},
         "accuracy_by_class": findings.by_class,
-        "calibration_error": findings.calibration_error[""],
         "mistakes": [mistake._asdict() for mistake in findings.mistakes],
         "train": command,
     }
@@ -108,7 +107,7 @@ def card_record(findings: Findings) -> Audit:
         low=chosen.expected.low,
         high=chosen.expected.high,
         domains=chosen.by_domain,
-        target_images=findings.images,
+        target_images=chosen.images,
         temperature=findings.temperature,
         coverage=findings.coverage,
     )

@@ -1,4 +1,4 @@
-"""The pictures of an audit: what to expect, reliability, coverage, mistakes."""
+"""The pictures of an audit: what to expect, and images that were named wrongly."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ def expected_figure(findings: Findings) -> Figure:
     """Each method's accuracy on every held-out domain, and the interval for the next one."""
     methods = findings.methods
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.1 + 0.55 * len(methods)), layout="constrained")
+        figure = Figure(figsize=(7.2, 1.1 + 0.7 * len(methods)), layout="constrained")
         axes = figure.subplots()
         for place, method in enumerate(methods):
             colour = look(place)["color"]
             low, high = 100 * method.expected.low, 100 * method.expected.high
-            axes.barh(place, high - low, left=low, height=0.34, color=colour, alpha=0.18)
+            axes.barh(place, high - low, left=low, height=0.3, color=colour, alpha=0.18)
             axes.plot(100 * method.expected.accuracy, place, marker="|", markersize=19, color=colour, mew=2.4)
             points = [100 * accuracy for accuracy in method.by_domain.values()]
             axes.plot(points, [place] * len(points), "o", color=colour, markersize=6)
             if method is findings.chosen:
-                for name, accuracy in method.by_domain.items():
-                    axes.annotate(
-                        name, (100 * accuracy, place), xytext=(0, 11), textcoords="offset points", ha="center", size=8
-                    )
+                _name(axes, place, method.by_domain)
         axes.set_yticks(range(len(methods)), [title(method.name) for method in methods])
         axes.set(xlabel="Accuracy in per cent on a domain that was held out", xlim=(0, 100))
         axes.set_ylim(len(methods) - 0.5, -0.75)
@@ -46,24 +43,12 @@ def expected_figure(findings: Findings) -> Figure:
     return figure
 
 
-def trust_figure(findings: Findings) -> Figure:
-    """Accuracy against confidence, and against the share of images that are answered."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        confidence, accuracy, images = (np.array(values) for values in zip(*findings.bins, strict=True))
-        left.plot([0, 100], [0, 100], color="#6e7781", linewidth=1, linestyle=(0, (4, 3)))
-        left.scatter(
-            100 * confidence, 100 * accuracy, s=20 + 180 * images / images.max(), alpha=0.45, color=look(0)["color"]
-        )
-        left.plot(100 * confidence, 100 * accuracy, color=look(0)["color"], linewidth=1.2)
-        left.set(title="Reliability", xlabel="Probability that it states", ylabel="Accuracy in per cent")
-        shares = [(100 * share, 100 * right_of) for _, share, right_of in findings.coverage]
-        right.plot(*zip(*shares, strict=True), color=look(0)["color"], linewidth=1.8, marker=".")
-        right.set(title="Coverage", xlabel="Images that it answers, the surest first", ylabel="Accuracy in per cent")
-        for axes in (left, right):
-            _square(axes)
-    return figure
+def _name(axes: Axes, place: int, by_domain: dict[str, float]) -> None:
+    """The domains' names, above and below their dots in turn, so that neighbours do not cover each other."""
+    for i, (name, accuracy) in enumerate(sorted(by_domain.items(), key=lambda item: item[1])):
+        side = "right" if accuracy > 0.9 else "left" if accuracy < 0.1 else "center"
+        down = 12 if i % 2 == 0 else -19
+        axes.annotate(name, (100 * accuracy, place), xytext=(0, down), textcoords="offset points", ha=side, size=8)
 
 
 def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:
@@ -76,13 +61,8 @@ def thumbnail(dataset: DomainDataset, domain: str, image: int) -> str:
     if max(picture.size) < SIDE:  # a digit of 32 pixels stays sharp
         picture = picture.resize(
             [round(side * SIDE / max(picture.size)) for side in picture.size], Image.Resampling.NEAREST
-        )  # type: ignore[arg-type]  # a list is as good as a tuple
+        )
     picture.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
     picture.save(file, "jpeg", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _square(axes: Axes) -> None:
-    axes.set(xlim=(0, 102), ylim=(0, 102))
-    axes.grid(**GRID)

@@ -1,9 +1,10 @@
-"""What the trainings of an audit found, all on domains that were held out from them."""
+"""What the trainings of an audit found, all on images of domains that were held out from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -12,29 +13,43 @@ import numpy.typing as npt
 import polars as pl
 
 from agfa import algorithms
-from agfa.benchmark.audit_calibration import calibration_error, coverage, reliability
 from agfa.benchmark.audit_interval import Expected, expected
 from agfa.benchmark.audit_plan import Plan
-from agfa.benchmark.audit_seen import Seen, seen
 from agfa.benchmark.paired import Difference, Interval, difference, t_interval
-from agfa.benchmark.records import read_runs
 from agfa.benchmark.tables import Accuracies
+from agfa.benchmark.uncertainty import Believed
+from agfa.data.domains import DomainDataset
 from agfa.errors import AgfaError
+from agfa.training import predictions
+from agfa.training.calibration import coverage
 
 MISTAKES = 4  # of each domain, the surest
+SHARES = tuple(share / 50 for share in range(50, 0, -1))  # of images answered, that the card tells of
 
 
-class Measured(NamedTuple):
-    """A method: its accuracy by domain and round, and what to expect of it on the next domain."""
+@dataclass(frozen=True)
+class Measured:
+    """A method on every domain when it was held out, and what to expect of it on the next one."""
 
     name: str
-    accuracies: Accuracies
-    expected: Expected
+    accuracies: Accuracies  # by domain and round
+    images: dict[str, int]  # that each domain was measured on, in a round
+    believed: Believed  # its probabilities
 
     @property
     def by_domain(self) -> dict[str, float]:
-        """The mean over rounds."""
+        """The mean accuracy over rounds."""
         return {domain: float(np.mean(list(rounds.values()))) for domain, rounds in self.accuracies.items()}
+
+    @cached_property
+    def expected(self) -> Expected:
+        """On the next domain."""
+        return expected(list(self.by_domain.values()), [self.images[domain] for domain in self.accuracies])
+
+    @cached_property
+    def answers(self) -> pl.DataFrame:
+        """What it said of every image: those of all domains and rounds together."""
+        return pl.concat(self.believed.answers)
 
 
 class Gain(NamedTuple):
@@ -56,7 +71,7 @@ class Mistake(NamedTuple):
     """A held-out image that was called something else."""
 
     domain: str
-    image: int  # its place in the domain
+    place: int  # in the domain
     key: str
     truth: str
     said: str
@@ -65,15 +80,12 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the page says. Everything but `methods` and `gains` is of the chosen method."""
+    """All that the page says. Classes, coverage and mistakes are of the chosen method."""
 
     plan: Plan
     methods: tuple[Measured, ...]
     gains: tuple[Gain, ...]
-    images: dict[str, int]  # that each domain was measured on, in a round
     classes: npt.NDArray[np.float64]  # accuracy by class and domain; nan where a domain lacks the class
-    calibration_error: dict[str, float]  # by domain, and of all together under ""
-    bins: tuple[tuple[float, float, int], ...]  # reliability: (mean probability, accuracy, images), domains pooled
     coverage: tuple[tuple[float, float, float], ...]  # (least confidence, share answered, accuracy), domains pooled
     temperature: float
     mistakes: tuple[Mistake, ...]
@@ -86,13 +98,13 @@ class Findings:
     @property
     def weakest_domain(self) -> str:
         """Where the chosen method is worst."""
-        of = self.chosen.by_domain
-        return min(of, key=of.__getitem__)
+        return min(self.chosen.by_domain, key=self.chosen.by_domain.__getitem__)
 
     @property
     def by_class(self) -> dict[str, float]:
         """Each class's accuracy, the mean over the domains that have it."""
-        return dict(zip(self.plan.dataset.classes, np.nanmean(self.classes, axis=1).tolist(), strict=True))
+        means = np.nanmean(self.classes, axis=1).tolist()
+        return dict(zip(self.plan.dataset.classes, means, strict=True))
 
     @property
     def weakest_class(self) -> str:
@@ -106,112 +118,79 @@ def best(methods: Sequence[Measured]) -> Measured:
 
 
 def find(plan: Plan) -> Findings:
-    """Read the plan's trainings.
+    """Read what the plan's trainings left behind.
 
     Raises:
         AgfaError: one of them is not finished.
     """
-    names = plan.dataset.domain_names
-    measured, images = _measured(plan)
-    methods = tuple(
-        Measured(
-            name, of, expected([float(np.mean(list(of[d].values()))) for d in names], [images[d] for d in names])
-        )
-        for name, of in measured.items()
-    )
-    chosen = best(methods).name
-    looked_at = [s for run in plan.trainings[chosen] for s in seen(run, model_of(chosen), plan.dataset)]
-    pooled = np.concatenate([s.confidence for s in looked_at]), np.concatenate([s.right for s in looked_at])
-    by_domain = {
-        name: (
-            np.concatenate([s.confidence for s in looked_at if s.domain == name]),
-            np.concatenate([s.right for s in looked_at if s.domain == name]),
-        )
-        for name in names
-    }
-    temperatures = [s.temperature for s in looked_at]
+    methods = tuple(_measured(plan, name) for name in plan.trainings)
+    chosen = best(methods)
     return Findings(
         plan=plan,
         methods=methods,
         gains=tuple(_gains(methods)),
-        images=images,
-        classes=_classes(plan, looked_at),
-        calibration_error={
-            "": calibration_error(*pooled),
-            **{n: calibration_error(*of) for n, of in by_domain.items()},
-        },
-        bins=tuple(reliability(*pooled)),
-        coverage=tuple(coverage(*pooled)),
-        temperature=prod(temperatures) ** (1 / len(temperatures)),
-        mistakes=tuple(_mistakes(plan, looked_at)),
+        classes=_by_class(plan.dataset, chosen.answers),
+        coverage=tuple(_coverage(chosen.answers)),
+        temperature=prod(chosen.believed.temperatures) ** (1 / len(chosen.believed.temperatures)),
+        mistakes=tuple(_mistakes(plan.dataset, chosen.answers)),
     )
 
 
-def model_of(method: str) -> str:
-    """Which of a training's models is the method's."""
-    averaging = algorithms.get(method).averaging
-    return "best" if averaging == "none" else averaging
+def _measured(plan: Plan, name: str) -> Measured:
+    """A method's figures, from the predictions of its trainings."""
+    averaging = algorithms.get(name).averaging
+    model = "best" if averaging == "none" else averaging
+    accuracies: Accuracies = {domain: {} for domain in plan.dataset.domain_names}
+    images, believed = dict[str, int](), Believed()
+    for run in plan.trainings[name]:
+        told = predictions.read(run.out)
+        if told is None:
+            raise AgfaError(f"{run.out} has no {predictions.FILE}; delete it, and the same command trains it again")
+        of_model = told.filter(pl.col("model") == model)
+        test, (domain,) = of_model.filter(pl.col("split") == "test"), run.target
+        figures = predictions.figures(test, of_model.filter(pl.col("split") == "val"))
+        accuracies[domain][run.seed], images[domain] = figures.accuracy, figures.images
+        believed.figures[domain, run.seed] = figures
+        believed.temperatures.append(float(test["temperature"][0]))
+        believed.answers.append(test)
+    return Measured(name, accuracies, images, believed)
 
 
-def _measured(plan: Plan) -> tuple[dict[str, Accuracies], dict[str, int]]:
-    """The accuracies of every method, and on how many images each domain's are."""
-    frame = read_runs([plan.file.parent]).filter(
-        pl.col("kind") == "final", pl.col("role") == "target", pl.col("split") == "test", pl.col("done")
-    )
-    ended = {
-        (row["run"], row["model"]): row for row in frame.select("run", "model", "accuracy", "n").iter_rows(named=True)
-    }
-    found: dict[str, Accuracies] = {name: {} for name in plan.trainings}
-    images: dict[str, int] = {}
-    for name, runs in plan.trainings.items():
-        for run in runs:
-            row = ended.get((str(run.out.resolve()), model_of(name)))
-            if row is None:
-                raise AgfaError(
-                    f"{run.out} has not finished; the same command goes on with it, or says why it failed"
-                )
-            found[name].setdefault(run.target[0], {})[run.seed] = row["accuracy"]
-            images[run.target[0]] = row["n"]
-    return found, images
-
-
-def _gains(methods: Sequence[Measured]) -> list[Gain]:
+def _gains(methods: Sequence[Measured]) -> Iterator[Gain]:
     """AGFA against every other method; where it is not among them, the best."""
     by_name = {method.name: method for method in methods}
     lead = by_name.get("agfa", best(methods))
-    found = []
     for other in methods:
         here = difference(lead.name, lead.accuracies, other.name, other.accuracies)
         if other is not lead and here is not None:
             by_domain = {domain: of - other.by_domain[domain] for domain, of in lead.by_domain.items()}
-            found.append(Gain(lead.name, other.name, by_domain, t_interval(list(by_domain.values())), here))
+            yield Gain(lead.name, other.name, by_domain, t_interval(list(by_domain.values())), here)
+
+
+def _by_class(dataset: DomainDataset, answers: pl.DataFrame) -> npt.NDArray[np.float64]:
+    """Accuracy by class and domain."""
+    found = np.full((len(dataset.classes), len(dataset.domains)), np.nan)
+    for domain, label, share in answers.group_by("domain", "label").agg(pl.col("right").mean()).rows():
+        found[label, dataset.domain_names.index(domain)] = share
     return found
 
 
-def _classes(plan: Plan, looked_at: Sequence[Seen]) -> npt.NDArray[np.float64]:
-    counts = np.zeros((2, len(plan.dataset.classes), len(plan.dataset.domains)))  # images, and the right ones
-    for s in looked_at:
-        column = plan.dataset.domain_names.index(s.domain)
-        np.add.at(counts[0, :, column], s.labels, 1)
-        np.add.at(counts[1, :, column], s.labels, s.right)
-    with np.errstate(invalid="ignore"):
-        shares: npt.NDArray[np.float64] = counts[1] / counts[0]
-    return shares
+def _coverage(answers: pl.DataFrame) -> Iterator[tuple[float, float, float]]:
+    """Some points of the whole curve, all images first."""
+    curve = coverage(answers["confidence"].to_numpy(), answers["right"].to_numpy())
+    places = dict.fromkeys(int(np.flatnonzero(curve.share >= share - 1e-9)[0]) for share in SHARES)
+    yield from ((float(curve.confidence[i]), float(curve.share[i]), float(curve.accuracy[i])) for i in places)
 
 
-def _mistakes(plan: Plan, looked_at: Sequence[Seen]) -> list[Mistake]:
+def _mistakes(dataset: DomainDataset, answers: pl.DataFrame) -> Iterator[Mistake]:
     """The surest of every domain, no image twice."""
-    found = []
-    for domain in plan.dataset.domains:
-        surest: dict[int, Mistake] = {}
-        for s in looked_at:
-            if s.domain != domain.name:
-                continue
-            for i in np.flatnonzero(~s.right):
-                image, said = int(s.indices[i]), int(s.probabilities[i].argmax())
-                words = plan.dataset.classes[domain.labels[image]], plan.dataset.classes[said]
-                mistake = Mistake(domain.name, image, domain.keys[image], *words, float(s.confidence[i]))
-                if image not in surest or surest[image].probability < mistake.probability:
-                    surest[image] = mistake
-        found += sorted(surest.values(), key=lambda mistake: (-mistake.probability, mistake.image))[:MISTAKES]
-    return found
+    wrong = answers.filter(~pl.col("right")).sort("confidence", "index", descending=[True, False])
+    surest: Mapping[str, pl.DataFrame] = {
+        str(of["domain"][0]): of.unique("index", maintain_order=True).head(MISTAKES)
+        for of in wrong.partition_by("domain", maintain_order=True)
+    }
+    for domain in dataset.domain_names:
+        rows = surest[domain].iter_rows(named=True) if domain in surest else ()
+        for row in rows:
+            words = dataset.classes[row["label"]], dataset.classes[row["predicted"]]
+            yield Mistake(domain, row["index"], row["key"], *words, row["confidence"])

@@ -6,10 +6,11 @@ from itertools import groupby
 from pathlib import Path
 
 from agfa.benchmark import audit_words as words
-from agfa.benchmark.audit_figures import expected_figure, thumbnail, trust_figure
+from agfa.benchmark.audit_figures import expected_figure, thumbnail
 from agfa.benchmark.audit_findings import Findings
 from agfa.benchmark.page import drawn, environment, flat, render
 from agfa.benchmark.rows import title
+from agfa.benchmark.uncertainty import calibration_figure
 
 
 def write_page(path: Path, findings: Findings, command: str) -> Path:
@@ -22,14 +23,14 @@ def write_page(path: Path, findings: Findings, command: str) -> Path:
             "A dot for each domain when it was left out, their mean, and the interval for the next domain.",
         ),
         (
-            drawn(trust_figure(findings), 2),
-            f"{words.calibration(findings)} The tables say the rest.",
-            "Left: what it states against what is right; on the dashed line they agree; larger dots are more images. "
-            "Right: accuracy when it answers only the surest images.",
+            drawn(calibration_figure({method.name: method.believed for method in findings.methods}), 2),
+            f"{words.calibration(findings)} The tables below have the numbers.",
+            "Left: accuracy when only the surest images are answered, the mean over domains. Right: accuracy against "
+            "the probability that is stated, domains pooled; on the gray line they agree.",
         ),
     )
     mistakes = [
-        (domain, [(thumbnail(dataset, domain, m.image), m) for m in of])
+        (domain, [(thumbnail(dataset, domain, m.place), m) for m in of])
         for domain, of in groupby(findings.mistakes, key=lambda mistake: mistake.domain)
     ]
     return render(
@@ -43,6 +44,7 @@ def write_page(path: Path, findings: Findings, command: str) -> Path:
             "domains": words.domains_table(findings),
             "gains": words.gains_table(findings),
             "classes": words.classes_table(findings),
+            "trust": words.trust_table(findings),
             "thresholds": words.thresholds_table(findings),
         },
         figures=figures,

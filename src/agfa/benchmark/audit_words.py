@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from agfa.benchmark.audit_findings import Findings, Gain
-from agfa.benchmark.audit_interval import LEVEL
+from agfa.benchmark.audit_interval import OFTEN
 from agfa.benchmark.missing import count
 from agfa.benchmark.paired import points
 from agfa.benchmark.rows import title
-from agfa.benchmark.tables import Cell, Line, Table
-
-OFTEN = {0.75: "three of four cases"}[LEVEL]
+from agfa.benchmark.tables import Cell, Line, Table, cell
+from agfa.training.calibration import ece
 
 
 def headline(findings: Findings) -> str:
@@ -46,6 +45,8 @@ def weakest(findings: Findings) -> str:
 
 def pays(gain: Gain) -> str:
     """Whether one method is worth it over another."""
+    if not any(gain.by_domain.values()):
+        return f"{title(gain.row)} and {title(gain.other)} are level on every domain."
     wins = sum(value > 0 for value in gain.by_domain.values())
     more = "more" if gain.mean >= 0 else "less"
     text = (
@@ -65,15 +66,14 @@ def pays(gain: Gain) -> str:
 
 def calibration(findings: Findings) -> str:
     """Whether its probabilities can be believed."""
-    error = findings.calibration_error[""]
-    stated = float(np.average([c for c, _, _ in findings.bins], weights=[n for _, _, n in findings.bins]))
-    true = float(np.average([a for _, a, _ in findings.bins], weights=[n for _, _, n in findings.bins]))
-    lean = (
-        "too sure of itself" if stated > true + 0.01 else "too modest" if stated < true - 0.01 else "neither way off"
-    )
+    answers = findings.chosen.answers
+    stated, true = float(answers["confidence"].to_numpy().mean()), float(answers["right"].to_numpy().mean())
+    error = ece(answers["confidence"].to_numpy(), answers["right"].to_numpy())
+    lean = "it is too sure of itself" if stated > true + 0.01 else "it is too modest" if stated < true - 0.01 else ""
     return (
-        f"On images of domains left out, the probabilities that it states average {stated:.1%}, and {true:.1%} are "
-        f"right: {lean}. The expected calibration error is {100 * error:.1f} points."
+        f"On images of domains left out, {title(findings.chosen.name)} states probabilities of {stated:.1%} on "
+        f"average, and is right in {true:.1%}{f': {lean}' if lean else ''}. Its expected calibration error is "
+        f"{100 * error:.1f} points."
     )
 
 
@@ -114,7 +114,7 @@ def gains_table(findings: Findings) -> Table:
         "over domains (what other domains would give), and over rounds (what other seeds would give on these).",
     )
     header = ("Difference", *names, "Mean", "Other domains", "Other seeds")
-    return Table("Does it pay?", header, lines, notes, compared=False)
+    return Table("Differences", header, lines, notes, compared=False)
 
 
 def classes_table(findings: Findings) -> Table:
@@ -127,6 +127,19 @@ def classes_table(findings: Findings) -> Table:
     )
     notes = (f"Accuracy in per cent of {title(findings.chosen.name)}, the weakest class first.",)
     return Table("Each class", ("Class", *dataset.domain_names, "Mean"), lines, notes, compared=False)
+
+
+def trust_table(findings: Findings) -> Table:
+    """How far the probabilities of each method hold on domains left out, means over domains."""
+    names = findings.plan.dataset.domain_names
+    lines = []
+    for method in findings.methods:
+        of = method.believed
+        values = [of.mean("ece", names), of.mean("brier", names), of.surest(0.8, names), of.surest(0.5, names)]
+        lines.append(Line(title(method.name), tuple(map(cell, values))))
+    header = ("Method", "ECE", "Brier", "Right in the surest 80%", "in the surest 50%")
+    notes = ("Means over domains left out; of ECE (15 bins) and Brier (times 100) less is better.",)
+    return Table("Calibration", header, tuple(lines), notes, compared=False)
 
 
 def thresholds_table(findings: Findings) -> Table:

@@ -67,7 +67,7 @@ def train(
     if not is_first_process():
         return
     if found:
-        attach(finished.folder, finished.config.chosen, found)
+        attach(finished.folder / "model", found)
     rows = [
         (model, "yes" if model == finished.config.chosen else "", domain, f"{role} {split}", f"{score.accuracy:.1%}")
         for model, scores in finished.scores.items()
