@@ -17,6 +17,7 @@ from agfa.errors import UsageError, describe
 from agfa.files import replace
 from agfa.nn.backbones import build_backbone
 
+
 FORMAT = 2
 
 
