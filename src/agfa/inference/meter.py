@@ -27,7 +27,7 @@ class Meter:
         self.images = Counter("images", "Images that came to be predicted", **own)
         powers = [2**i for i in range(11)]
         self.batches = Histogram("batch_images", "Images that the model was given at a time", buckets=powers, **own)
-        self.waiting = Gauge("waiting_images", "Images that wait for the model", **own)
+        self.waiting = Gauge("waiting_images", "Images taken in and not yet answered", **own)
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Count a request; what is asked for of paths that are not there is not kept."""

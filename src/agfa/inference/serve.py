@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agfa import __version__
 from agfa.errors import UsageError
-from agfa.inference.batching import Batcher, FullError
+from agfa.inference.batching import Batcher
 from agfa.inference.gate import BUSY, Gate, refusal
 from agfa.inference.imagine import Imagination, Imagined, imagine
 from agfa.inference.limits import Limits, read_image
@@ -89,8 +89,9 @@ def make_app(
         meter.batches.observe(len(batch))
         return predictor.answer(torch.stack(batch))
 
-    batcher = Batcher(answer, batch_size, limits.waiting)
-    meter.waiting.set_function(lambda: len(batcher))
+    batcher = Batcher(answer, batch_size)
+    inside = 0  # images that are read, wait, or are answered now
+    meter.waiting.set_function(lambda: inside)
     imagining = asyncio.Semaphore(IMAGINING)
 
     @asynccontextmanager
@@ -111,7 +112,7 @@ def make_app(
     _answer_errors(app)
     # The gate asks for the token, before any of a body is read; this says so in the schema.
     asking: dict[str, Any] = {"dependencies": [Security(HTTPBearer(auto_error=False))]} if token else {}
-    unasked = (401,) if token else ()
+    denied = (401,) if token else ()
 
     async def read(upload: UploadFile) -> tuple[str, Tensor]:
         """Its name, and its pixels made ready for the model."""
@@ -123,19 +124,24 @@ def make_app(
 
         return name, await asyncio.get_running_loop().run_in_executor(readers, decode)
 
-    uploads = (400, *unasked, 408, 413, 415, 422, 503, 504)
+    uploads = (400, *denied, 408, 413, 415, 422, 503, 504)
 
     @app.post("/predict", responses=_refusals(*uploads), response_model=Answers, **asking)
     async def predict(images: Annotated[list[UploadFile], File(description="image files", min_length=1)]) -> Response:
         """Name the class of each image, with its probability and the posterior's disagreement."""
-        if len(images) > limits.count:
-            raise HTTPException(413, f"{len(images)} images; a request may have {limits.count}")
-        meter.images.inc(len(images))
-        ready = await asyncio.gather(*map(read, images))
+        nonlocal inside
+        n = len(images)
+        if n > limits.count:
+            raise HTTPException(413, f"{n} images; a request may have {limits.count}")
+        if inside + n > limits.waiting:
+            raise HTTPException(503, "too many images are waiting; try again in a second", BUSY)
+        meter.images.inc(n)
+        inside += n
         try:
+            ready = await asyncio.gather(*map(read, images))
             predictions = await batcher([pixels for _, pixels in ready])
-        except FullError:
-            raise HTTPException(503, "too many images are waiting; try again in a second", BUSY) from None
+        finally:
+            inside -= n
         named = [{**vars(said), "image": name} for (name, _), said in zip(ready, predictions, strict=True)]
         return JSONResponse({"predictions": named})  # not through Answers, which would check each number again
 
@@ -152,7 +158,7 @@ def make_app(
             _, pixels = await read(image)
             return await batcher.alone(lambda: imagine(predictor, imagination, pixels))
 
-    @app.get("/model", responses=_refusals(*unasked), **asking)
+    @app.get("/model", responses=_refusals(*denied), **asking)
     async def model() -> About:
         """What the model is, and what may be sent."""
         return About(
@@ -173,7 +179,7 @@ def make_app(
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
-    @app.get("/metrics", response_class=Response, responses=text | _refusals(*unasked), **asking)
+    @app.get("/metrics", response_class=Response, responses=text | _refusals(*denied), **asking)
     async def metrics() -> Response:
         """Counts and times, as Prometheus reads them."""
         return Response(*meter.page())

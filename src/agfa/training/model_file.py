@@ -17,7 +17,6 @@ from agfa.errors import UsageError, describe
 from agfa.files import replace
 from agfa.nn.backbones import build_backbone
 
-
 FORMAT = 2
 
 
