@@ -79,7 +79,7 @@ function take(files) {
       fail(item, `Larger than ${Math.floor(model.largest_request / 2 ** 20)} MB`);
     }
   }
-  const fresh = items.slice(before).find((item) => item.state === "waiting");
+  const fresh = items.slice(before).find((item) => item.state === "waiting") ?? items[before];
   if (fresh && (!chosen || chosen.state === "failed")) choose(fresh);
   pump();
 }
@@ -145,6 +145,7 @@ function card(item) {
     return span;
   });
   button.type = "button";
+  button.tabIndex = -1; // the chosen one alone is on the way of the Tab key; arrows reach the others
   thumb.className = "thumb";
   thumb.alt = "";
   thumb.addEventListener("error", () => thumb.replaceWith(blank())); // a kind that browsers do not draw, or no image
@@ -226,11 +227,24 @@ $("booth").addEventListener("close", () => stream && stream.getTracks().forEach(
 // ---- the chosen image
 
 function choose(item) {
-  if (chosen) chosen.card.removeAttribute("aria-current");
+  if (chosen) {
+    chosen.card.removeAttribute("aria-current");
+    chosen.card.firstChild.tabIndex = -1;
+  }
   chosen = item;
   item.card.setAttribute("aria-current", "true");
+  item.card.firstChild.tabIndex = 0;
   show();
 }
+
+$("list").addEventListener("keydown", (event) => {
+  const at = items.indexOf(chosen);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (!items[to]) return;
+  event.preventDefault();
+  choose(items[to]);
+  items[to].card.firstChild.focus();
+});
 
 function show() {
   const item = chosen;
