@@ -26,7 +26,7 @@ from agfa.inference.limits import Limits  # noqa: E402
 from agfa.inference.predictor import Prediction, Predictor, load  # noqa: E402
 from agfa.inference.serve import make_app, run  # noqa: E402
 from support import CLASSES, Agfa  # noqa: E402
-from support_serve import png, upload  # noqa: E402
+from support_serve import besiege, png, upload  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +305,13 @@ def test_on_a_real_connection(listening: int) -> None:
     status, said = exchange(listening, upload([png()])[:-10])
     assert (status, said["error"]) == (408, "the request did not come within 1 s")
     assert exchange(listening, upload([png()]))[0] == 200
+
+
+def test_an_answer_does_not_lie_waiting(listening: int) -> None:
+    """Without TCP_NODELAY, a second answer on a connection comes after 40 ms."""
+    load, _ = besiege(listening, [upload([png()])], clients=1, seconds=1)
+    assert load.statuses[200] > 3
+    assert min(load.seconds[1:]) < 0.035
 
 
 def test_the_command_says_what_is_wrong(agfa: Agfa, agfa_run: Path, tmp_path: Path) -> None:
