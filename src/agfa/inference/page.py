@@ -23,11 +23,17 @@ def page() -> tuple[str, str]:
         (here / "page.html.j2").read_text(encoding="utf-8")
     )
     html = template.render(scripts=map(Markup, scripts), style=Markup(style), colours=colours)
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src blob: data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    rules = (
+        "default-src 'none'",
+        f"script-src {' '.join(map(_hash, scripts))}",
+        f"style-src {_hash(style)}",
+        "img-src blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
     )
-    return html, policy
+    return html, "; ".join(rules)
 
 
 def _hash(text: str) -> str:

@@ -15,8 +15,10 @@ async function imagine(item) {
   if (!item.imagined) {
     $("survives").textContent = "Imagining…";
     try {
-      item.imagined = unpacked(await patiently("imagine", form("image", item.file)));
+      item.asked ??= patiently("imagine", form("image", item.file)).then(unpacked);
+      item.imagined = await item.asked;
     } catch (error) {
+      item.asked = null;
       if (chosen === item) $("survives").textContent = error.message;
       return;
     }
