@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import itertools
+import json
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -70,3 +76,71 @@ def upload(contents: list[bytes], path: str = "/predict", field: str = "images")
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+@dataclass
+class Load:
+    """What clients saw: when each request was answered, and how long that took."""
+
+    statuses: Counter[int]
+    seconds: list[float]
+    lost: int = 0
+
+    def percentile(self, share: float) -> float:
+        return sorted(self.seconds)[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    return int(head.split(None, 2)[1]), await reader.readexactly(length)
+
+
+async def _client(port: int, requests: Iterator[bytes], load: Load, until: float) -> None:
+    """One request after another on one connection; a request that gets no answer is lost."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while time.monotonic() < until and (request := next(requests, None)) is not None:
+        start = time.monotonic()
+        writer.write(request)
+        try:
+            status, _ = await _answer(reader)
+        except (OSError, EOFError):
+            load.lost += 1
+            break
+        load.seconds.append(time.monotonic() - start)
+        load.statuses[status] += 1
+    writer.close()
+
+
+def besiege(port: int, requests: list[bytes], clients: int, seconds: float) -> tuple[Load, float]:
+    """So many clients for so long, each starting the next request when it has an answer; and how long it took."""
+
+    async def play() -> tuple[Load, float]:
+        load, start = Load(Counter(), []), time.monotonic()
+        shared = itertools.cycle(requests)
+        await asyncio.gather(*(_client(port, shared, load, start + seconds) for _ in range(clients)))
+        return load, time.monotonic() - start
+
+    return asyncio.run(play())
+
+
+def answers(port: int, requests: list[bytes], clients: int) -> list[Any]:
+    """What each request is answered, in order; asked by so many clients at a time."""
+
+    async def play() -> list[Any]:
+        said: list[Any] = [None] * len(requests)
+        numbered = iter(enumerate(requests))
+
+        async def client() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for i, request in numbered:
+                writer.write(request)
+                status, body = await _answer(reader)
+                assert status == 200, body
+                said[i] = json.loads(body)
+            writer.close()
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return said
+
+    return asyncio.run(play())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agfa.inference.batching import Batcher, FullError
+from agfa.inference.batching import Batcher
 
 
 class Model:
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_lone_item_is_answered_at_once_and_the_rest_in_batches() -> None:
     async def play() -> None:
         model = Model()
-        batcher = Batcher(model, most=4, capacity=100)
+        batcher = Batcher(model, most=4)
         model.go.clear()
         first = asyncio.create_task(batcher([1]))
         await until(lambda: model.batches == [[1]])
@@ -53,29 +53,10 @@ def test_a_lone_item_is_answered_at_once_and_the_rest_in_batches() -> None:
     asyncio.run(play())
 
 
-def test_what_does_not_fit_is_refused_whole() -> None:
-    async def play() -> None:
-        model = Model()
-        batcher = Batcher(model, most=4, capacity=3)
-        model.go.clear()
-        first = asyncio.create_task(batcher([1]))
-        await until(lambda: model.batches == [[1]])
-        waiting = asyncio.create_task(batcher([2, 3]))
-        await until(lambda: len(batcher) == 2)
-        with pytest.raises(FullError):
-            await batcher([4, 5])
-        fits = asyncio.create_task(batcher([6]))
-        model.go.set()
-        assert [await task for task in (first, waiting, fits)] == [[2], [4, 6], [12]]
-        batcher.close()
-
-    asyncio.run(play())
-
-
 def test_a_failure_is_told_to_those_it_concerns() -> None:
     async def play() -> None:
         model = Model()
-        batcher = Batcher(model, most=2, capacity=10)
+        batcher = Batcher(model, most=2)
         with pytest.raises(ValueError, match="a bad number"):
             await batcher([1, -1])
         assert await batcher([3]) == [6]
@@ -87,7 +68,7 @@ def test_a_failure_is_told_to_those_it_concerns() -> None:
 def test_nothing_is_computed_for_whoever_gave_up() -> None:
     async def play() -> None:
         model = Model()
-        batcher = Batcher(model, most=8, capacity=10)
+        batcher = Batcher(model, most=8)
         model.go.clear()
         first = asyncio.create_task(batcher([1]))
         await until(lambda: model.batches == [[1]])
@@ -106,7 +87,7 @@ def test_nothing_is_computed_for_whoever_gave_up() -> None:
 
 def test_other_work_takes_its_turn_in_the_same_thread() -> None:
     async def play() -> None:
-        batcher = Batcher(lambda batch: [threading.get_ident()] * len(batch), most=8, capacity=10)
+        batcher = Batcher(lambda batch: [threading.get_ident()] * len(batch), most=8)
         (thread,) = await batcher([1])
         assert await batcher.alone(threading.get_ident) == thread != threading.get_ident()
         batcher.close()

@@ -18,15 +18,11 @@ Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
 
-class FullError(Exception):
-    """As much is waiting as may."""
-
-
 class Batcher(Generic[Item, Answer]):
     """Items in, their answers out; `answer` is given up to `most` at a time, in a thread of its own."""
 
-    def __init__(self, answer: Callable[[list[Item]], Sequence[Answer]], most: int, capacity: int) -> None:
-        self.answer, self.most, self.capacity = answer, most, capacity
+    def __init__(self, answer: Callable[[list[Item]], Sequence[Answer]], most: int) -> None:
+        self.answer, self.most = answer, most
         self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._thread = ThreadPoolExecutor(1, "model")
         self._at_work: asyncio.Task[None] | None = None
@@ -36,13 +32,7 @@ class Batcher(Generic[Item, Answer]):
         return len(self._waiting)
 
     async def __call__(self, items: Sequence[Item]) -> list[Answer]:
-        """The answers to all of `items`, in order.
-
-        Raises:
-            FullError: they do not fit behind what is waiting; none of them is taken.
-        """
-        if len(self._waiting) + len(items) > self.capacity:
-            raise FullError
+        """The answers to all of `items`, in order."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in items]
         self._waiting.extend(zip(items, futures, strict=True))

@@ -22,7 +22,7 @@ class Limits:
     count: int = 128  # images of a request
     pixels: int = 50_000_000  # of an image, decoded
     seconds: float = 30  # from a request's first byte to its answer
-    waiting: int = 1024  # images that wait for the model
+    waiting: int = 1024  # images that are read, wait, or are answered at a time
     uploads: int = 8  # requests of the largest size that are taken in at a time, in bytes
 
 

@@ -19,15 +19,18 @@ class Meter:
     """One server's counts; no other's are mixed in."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        own = {"namespace": "agfa", "registry": self.registry}
-        self.requests = Counter("requests", "Requests answered", ["path", "status"], **own)
-        self.seconds = Histogram("request_seconds", "From a request's head to its answer", ["path"], **own)
-        self.images = Counter("images", "Images that came to be predicted", **own)
+        self.registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
         powers = [2**i for i in range(11)]
-        self.batches = Histogram("batch_images", "Images that the model was given at a time", buckets=powers, **own)
-        self.waiting = Gauge("waiting_images", "Images that wait for the model", **own)
+        self.requests = Counter("agfa_requests", "Requests answered", ["path", "status"], registry=own)
+        self.seconds = Histogram(
+            "agfa_request_seconds", "From a request's head to its answer", ["path"], registry=own
+        )
+        self.images = Counter("agfa_images", "Images that came to be predicted", registry=own)
+        self.batches = Histogram(
+            "agfa_batch_images", "Images given to the model at a time", buckets=powers, registry=own
+        )
+        self.waiting = Gauge("agfa_waiting_images", "Images taken in and not yet answered", registry=own)
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Count a request; what is asked for of paths that are not there is not kept."""

@@ -14,7 +14,7 @@ from markupsafe import Markup
 def page() -> tuple[str, str]:
     """The page, which asks nobody but this server for anything, and the policy that holds it to that."""
     here = files("agfa.inference")
-    script, style = ((here / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    style, *scripts = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "worst.js"))
     colours = {
         name: base64.b64encode(mpl.colormaps[name](range(256), bytes=True)[:, :3].tobytes()).decode()
         for name in ("viridis", "twilight")
@@ -22,12 +22,18 @@ def page() -> tuple[str, str]:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         (here / "page.html.j2").read_text(encoding="utf-8")
     )
-    html = template.render(script=Markup(script), style=Markup(style), colours=colours)
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src blob: data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    html = template.render(scripts=map(Markup, scripts), style=Markup(style), colours=colours)
+    rules = (
+        "default-src 'none'",
+        f"script-src {' '.join(map(_hash, scripts))}",
+        f"style-src {_hash(style)}",
+        "img-src blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
     )
-    return html, policy
+    return html, "; ".join(rules)
 
 
 def _hash(text: str) -> str:

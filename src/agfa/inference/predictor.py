@@ -108,7 +108,7 @@ class Predictor:
         return self.judge(to_unit(pixels, self.device))
 
     def judge(self, x: Tensor) -> list[Prediction]:
-        """Predict what the network may be given, on its device: images made of numbers about [0, 1], n x C x H x W."""
+        """Predict images of numbers about [0, 1], n x C x H x W, on the model's device."""
         labels, (probabilities, disagreements) = self._say(x)
         shares = [None] * len(labels) if disagreements is None else disagreements.tolist()
         said = []

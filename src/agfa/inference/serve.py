@@ -16,7 +16,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, File, Request, Response, Security, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agfa import __version__
 from agfa.errors import UsageError
-from agfa.inference.batching import Batcher, FullError
+from agfa.inference.batching import Batcher
 from agfa.inference.gate import BUSY, Gate, refusal
 from agfa.inference.imagine import Imagination, Imagined, imagine
 from agfa.inference.limits import Limits, read_image
@@ -89,8 +89,9 @@ def make_app(
         meter.batches.observe(len(batch))
         return predictor.answer(torch.stack(batch))
 
-    batcher = Batcher(answer, batch_size, limits.waiting)
-    meter.waiting.set_function(lambda: len(batcher))
+    batcher = Batcher(answer, batch_size)
+    inside = 0  # images that are read, wait, or are answered now
+    meter.waiting.set_function(lambda: inside)
     imagining = asyncio.Semaphore(IMAGINING)
 
     @asynccontextmanager
@@ -106,11 +107,12 @@ def make_app(
         lifespan=lifespan,
         docs_url=None,  # those pages are fetched from elsewhere
         redoc_url=None,
-        responses={401: {"model": Refused}} if token else None,
-        dependencies=[Security(HTTPBearer(auto_error=False))] if token else None,  # the gate asks; this is the schema
     )
     app.add_middleware(Gate, limits=limits, token=token, guarded=GUARDED, observe=meter.request)
     _answer_errors(app)
+    # The gate asks for the token, before any of a body is read; this says so in the schema.
+    asking: dict[str, Any] = {"dependencies": [Security(HTTPBearer(auto_error=False))]} if token else {}
+    denied = (401,) if token else ()
 
     async def read(upload: UploadFile) -> tuple[str, Tensor]:
         """Its name, and its pixels made ready for the model."""
@@ -122,21 +124,28 @@ def make_app(
 
         return name, await asyncio.get_running_loop().run_in_executor(readers, decode)
 
-    @app.post("/predict", responses=_refusals(400, 408, 413, 415, 422, 503, 504), response_model=Answers)
-    async def predict(images: Annotated[list[UploadFile], File(description="image files")]) -> Response:
+    uploads = (400, *denied, 408, 413, 415, 422, 503, 504)
+
+    @app.post("/predict", responses=_refusals(*uploads), response_model=Answers, **asking)
+    async def predict(images: Annotated[list[UploadFile], File(description="image files", min_length=1)]) -> Response:
         """Name the class of each image, with its probability and the posterior's disagreement."""
-        if len(images) > limits.count:
-            raise HTTPException(413, f"{len(images)} images; a request may have {limits.count}")
-        meter.images.inc(len(images))
-        ready = await asyncio.gather(*map(read, images))
+        nonlocal inside
+        n = len(images)
+        if n > limits.count:
+            raise HTTPException(413, f"{n} images; a request may have {limits.count}")
+        if inside + n > limits.waiting:
+            raise HTTPException(503, "too many images are waiting; try again in a second", BUSY)
+        meter.images.inc(n)
+        inside += n
         try:
+            ready = await asyncio.gather(*map(read, images))
             predictions = await batcher([pixels for _, pixels in ready])
-        except FullError:
-            raise HTTPException(503, "too many images are waiting; try again in a second", BUSY) from None
+        finally:
+            inside -= n
         named = [{**vars(said), "image": name} for (name, _), said in zip(ready, predictions, strict=True)]
         return JSONResponse({"predictions": named})  # not through Answers, which would check each number again
 
-    @app.post("/imagine", responses=_refusals(400, 404, 408, 413, 415, 422, 503, 504))
+    @app.post("/imagine", responses=_refusals(404, *uploads), **asking)
     async def worst_case(image: Annotated[UploadFile, File(description="an image file")]) -> Imagined:
         """Imagine the domain in which the decision on this image is hardest to keep."""
         if imagination is None:
@@ -149,7 +158,7 @@ def make_app(
             _, pixels = await read(image)
             return await batcher.alone(lambda: imagine(predictor, imagination, pixels))
 
-    @app.get("/model")
+    @app.get("/model", responses=_refusals(*denied), **asking)
     async def model() -> About:
         """What the model is, and what may be sent."""
         return About(
@@ -168,7 +177,9 @@ def make_app(
         """Whether the server is there; no token is asked for."""
         return {"status": "ok"}
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @app.get("/metrics", response_class=Response, responses=text | _refusals(*denied), **asking)
     async def metrics() -> Response:
         """Counts and times, as Prometheus reads them."""
         return Response(*meter.page())
@@ -218,13 +229,17 @@ def run(app: FastAPI, host: str, port: int, started: Callable[[str], None], seco
     Raises:
         UsageError: the address cannot be listened on.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # with its protocol said, or asyncio does not see that it is TCP, and answers lie 40 ms for want of TCP_NODELAY
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
     except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; see --host and --port"
-        ) from error
+        listener.close()
+        why = error.strerror or str(error)
+        raise UsageError(f"cannot listen on {host}, port {port}: {why}; see --host and --port") from error
     with listener:
         name = f"[{host}]" if ":" in host else host
         started(f"http://{name}:{listener.getsockname()[1]}")
