@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,11 @@ from PIL import Image
 
 import agfa as package
 from agfa.errors import UsageError
+from agfa.inference import predictor as predictor_module
 from agfa.inference.predictor import Predictor, load
+from agfa.nn.predictive import Predictive, predictive
 from agfa.training import evaluate
-from support import CLASSES, DOMAINS, QUICK, Agfa
+from support import CLASSES, QUICK, Agfa
 
 
 def train(images: Path, folder: Path, algorithm: str) -> Path:
@@ -55,35 +57,37 @@ def test_predictions_agree_with_evaluation_and_with_training(predictor: Predicto
     assert sum(r["loss"] * r["n"] for r in unseen) == pytest.approx(scores["sky"].loss * 30)
 
 
-def outputs(predictor: Predictor, do: Callable[[], object]) -> list[torch.Tensor]:
-    """What the head says meanwhile, batch by batch."""
-    said: list[torch.Tensor] = []
-    hook = predictor.network.head.register_forward_hook(lambda *args: said.append(args[2].clone()))
-    try:
-        do()
-    finally:
-        hook.remove()
-    return said
-
-
-@pytest.mark.parametrize("method", ["run", "linear"])
+@pytest.mark.parametrize("method", ["agfa", "erm"])
 def test_the_same_bits_as_evaluate(
     method: str, run: Path, linear: Predictor, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one device, with the same images in a batch; otherwise within 1e-5."""
-    predictor = load(run) if method == "run" else linear
+    predictor = load(run) if method == "agfa" else linear
+    seen: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def noted(mu: torch.Tensor, sigma: torch.Tensor | None, temperature: float) -> Predictive:
+        seen.append((mu, sigma))
+        return predictive(mu, sigma, temperature)
+
+    monkeypatch.setattr(predictor_module, "predictive", noted)
     monkeypatch.setattr(evaluate, "BATCH", 16)
-    evaluated = outputs(predictor, lambda: predictor.evaluate(str(tiny)))
-    parts = [sorted((tiny / d).rglob("*.*")) for d in DOMAINS]
-    shuffled = [[part[i] for i in np.random.default_rng(0).permutation(len(part))] for part in parts]
-    predicted = outputs(predictor, lambda: [predictor.predict(part, batch_size=16) for part in shuffled])
-    streamed = outputs(predictor, lambda: [list(predictor.stream(iter(part), 16)) for part in shuffled])
-    assert len(evaluated) == len(predicted) == len(streamed) == 6
-    assert all(map(torch.equal, evaluated, predicted))
-    assert all(map(torch.equal, evaluated, streamed))
-    for batch_size in (1, 7, 64):
-        others = outputs(predictor, lambda n=batch_size: [predictor.predict(part, batch_size=n) for part in shuffled])
-        torch.testing.assert_close(torch.cat(others), torch.cat(evaluated), rtol=0, atol=1e-5)
+    for domain, part, evaluated in predictor.ask(str(tiny)):
+        order = np.random.default_rng(0).permutation(len(part))  # as images are evaluated
+        files = [tiny / domain.name / domain.keys[i] for i in order]
+        for batch_size in (16, 1, 7, 64):
+            seen.clear()
+            said = predictor.predict(files, batch_size) if batch_size != 7 else list(predictor.stream(files, 7))
+            for found, want in zip(zip(*seen, strict=True), evaluated[:2], strict=True):
+                if want is None:
+                    assert set(found) == {None}
+                elif batch_size == 16:
+                    assert torch.equal(torch.cat(found), want[order])
+                else:
+                    torch.testing.assert_close(torch.cat(found), want[order], rtol=0, atol=1e-5)
+            sigma = None if evaluated.sigma is None else evaluated.sigma[order]
+            told = predictive(evaluated.mu[order], sigma, predictor.card.temperature)
+            for one, probabilities in zip(said, told.probabilities.tolist(), strict=True):
+                assert list(one.probabilities.values()) == pytest.approx(probabilities, abs=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -204,19 +208,6 @@ def test_prediction_needs_no_gradient_and_no_training_data(predictor: Predictor)
 
 
 # --- the command
-
-
-def test_evaluate_tells_domains_trained_on(agfa: Agfa, run: Path, tiny: Path, predictor: Predictor) -> None:
-    ended = agfa("evaluate", run, "--data", tiny)
-    assert (ended.status, ended.err) == (0, "")
-    scores = predictor.evaluate(str(tiny))
-    rows = [line.split() for line in ended.out.splitlines()]
-    for name, said in (("ink", ["trained", "on"]), ("paper", ["trained", "on"]), ("sky", ["unseen"])):
-        assert [name, *said, "30", f"{scores[name].accuracy:.1%}", f"{scores[name].loss:.3f}"] in rows
-    (tiny / "ink" / "zigzag").mkdir()
-    ended = agfa("evaluate", run, "--data", tiny)
-    assert ended.status == 2
-    assert "does not know: zigzag" in ended.error
 
 
 def test_an_unknown_device(agfa: Agfa, run: Path, tiny: Path) -> None:

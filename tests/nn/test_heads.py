@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from agfa.nn.heads import BayesianLinear
+from agfa.nn.heads import BayesianLinear, logits_of
 
 N, FEATURES, CLASSES = 3, 5, 4
 
@@ -183,9 +183,11 @@ def test_gradients_of_moments_nll_and_kl():
 def test_predictive_is_the_mean_softmax_over_drawn_weights(spread):
     posterior, phi = head(spread=spread), features(n=6)
     logits = drawn_logits(posterior, phi, 40_000)
-    predicted = posterior.predictive(phi, samples=20_000)
-    # 20,000 draws of a number in [0, 1]: a standard error of at most 0.0036
-    torch.testing.assert_close(predicted.probabilities, logits.softmax(-1).mean(0), atol=0.012, rtol=0)
+    predicted = posterior.predictive(phi)
+    torch.testing.assert_close(predicted.probabilities, logits.softmax(-1).mean(0), atol=0.03, rtol=0)
+    hot = posterior.predictive(phi, temperature=3)
+    torch.testing.assert_close(hot.probabilities, (logits / 3).softmax(-1).mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(hot.disagreement, predicted.disagreement)
     chosen = F.one_hot(logits.argmax(-1), CLASSES).double()
     pairs = 1 - (chosen[0::2] * chosen[1::2]).sum(-1).mean(0)  # two independent classifiers each
     torch.testing.assert_close(predicted.disagreement, pairs, atol=0.02, rtol=0)
@@ -202,7 +204,7 @@ def test_predictive_is_the_same_for_an_image_in_any_batch_and_at_any_call(dtype)
     for i in range(9):
         alone = posterior.predictive(phi[i : i + 1])
         torch.testing.assert_close(alone.probabilities[0], together.probabilities[i], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(alone.disagreement[0], together.disagreement[i], rtol=0, atol=0.02)
+        torch.testing.assert_close(alone.disagreement[0], together.disagreement[i], rtol=0, atol=1e-4)
 
 
 def test_predictive_takes_nothing_from_the_random_state_and_keeps_no_graph():
@@ -225,7 +227,7 @@ def test_probabilities_sum_to_one_and_disagreement_stays_within_its_bounds():
 def test_certain_weights_never_disagree():
     posterior, phi = head(spread=1e-9), features(n=20)
     predicted = posterior.predictive(phi)
-    assert (predicted.disagreement == 0).all()
+    assert (predicted.disagreement < 1e-12).all()
     torch.testing.assert_close(predicted.probabilities, posterior(phi).softmax(-1).detach(), atol=1e-5, rtol=0)
 
 
@@ -239,3 +241,13 @@ def test_autocast_leaves_the_head_in_float32(given):
     assert {t.dtype for t in (*cast, *losses)} == {torch.float32}
     for a, b in zip(plain, cast, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_logits_of_any_head():
+    posterior, phi, linear = head(), features(), torch.nn.Linear(FEATURES, CLASSES)
+    assert all(map(torch.equal, logits_of(posterior, phi), posterior.moments(phi)))
+    mu, sigma = logits_of(linear, phi.float())
+    assert sigma is None
+    torch.testing.assert_close(mu, linear(phi.float()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert logits_of(linear, phi.float())[0].dtype == torch.float32

@@ -14,6 +14,7 @@ import torch
 
 import agfa as package
 from agfa import errors
+from agfa.training import predictions
 from support import QUICK, Agfa, Ended, flags, records
 
 SETTINGS = {
@@ -75,6 +76,17 @@ def stop(*python: str, ranks: str = "01", **settings: Any) -> None:
     assert saved["training"]["step"] == (2 if "0" in ranks else 4)
 
 
+def same_predictions(one: str, other: str) -> None:
+    """What the models say of each image, in the same order, at the same temperature."""
+    a, b = (predictions.read(Path(out)) for out in (one, other))
+    images = ["model", "domain", "split", "key", "label", "predicted"]
+    assert a.select(images).equals(b.select(images))
+    for name in ("probabilities", "disagreement", "temperature"):
+        torch.testing.assert_close(a[name].to_torch(), b[name].to_torch(), atol=1e-3, rtol=1e-3)
+    cards = [json.loads(Path(out, "model.json").read_text())["temperature"] for out in (one, other)]
+    assert cards[0] == pytest.approx(cards[1], rel=1e-3)
+
+
 def same_models(one: str, other: str, names: tuple[str, ...] = ("last", "best", "swad"), atol: float = 1e-5) -> None:
     for name in names:
         a, b = (safetensors.torch.load_file(f"{out}/models/{name}.safetensors") for out in (one, other))
@@ -96,6 +108,7 @@ def test_two_processes_are_one_on_the_joint_batch(tiny: Path) -> None:
     for key, value in ranks[0].items():
         assert torch.equal(value, ranks[1][key]), key
     same_models("one", "two")
+    same_predictions("one", "two")
     for a, b in zip(records(Path("one")), records(Path("two")), strict=True):
         assert a.pop("losses", {}) == pytest.approx(b.pop("losses", {}), rel=1e-4)
         assert a == {**b, **({"loss": pytest.approx(b["loss"], rel=1e-4)} if "loss" in b else {})}

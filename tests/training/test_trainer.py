@@ -292,6 +292,8 @@ def test_the_target_is_never_trained_on(tiny: Path, quick: dict[str, Any]) -> No
     changed = {name for name in clean if clean[name] != poisoned[name]}
     assert changed <= {"models/oracle.safetensors"}
     assert {"models/last.safetensors", "models/best.safetensors", "models/swad.safetensors"} <= clean.keys()
+    for name in ("last", "best", "swad"):  # temperatures too
+        assert Path(f"clean/models/{name}.json").read_bytes() == Path(f"poisoned/models/{name}.json").read_bytes()
     targets = [[line for line in records(Path(r), "eval") if line["role"] == "target"] for r in ("clean", "poisoned")]
     assert targets[0] != targets[1]
 

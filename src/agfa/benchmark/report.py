@@ -33,6 +33,7 @@ from agfa.benchmark.tables import (
     part,
     published_tables,
 )
+from agfa.benchmark.uncertainty import Believed, believed, calibration_figure, calibration_table
 from agfa.errors import AgfaError, UsageError
 from agfa.files import replace
 from agfa.training.config import INCIDENTAL
@@ -86,6 +87,8 @@ def build(roots: Sequence[Path], how: Selection, title: str = "agfa report", not
     found = curves(frame, how)
     tables = [*measured_tables(chosen), *map(curve_table, found)]
     tables += [table for group in groups if (table := _comparison(chosen, group)) is not None]
+    told = {group: rows for group in groups if (rows := believed(chosen, frame, group))}
+    tables += [calibration_table(rows, chosen, group) for group, rows in told.items()]
     tables += [cost_table(chosen, *group) for group in groups]
     figures = [
         *_learning(frame),
@@ -100,6 +103,7 @@ def build(roots: Sequence[Path], how: Selection, title: str = "agfa report", not
             for curve in found
         ),
         *(figure for group in groups for figure in _of_table(chosen, group)),
+        *(_calibration(rows, group) for group, rows in told.items()),
     ]
     missing = [*what_is_missing(frame, chosen, how)]
     for amplitude in _amplitudes(frame):
@@ -176,6 +180,17 @@ def _of_table(chosen: pl.DataFrame, group: tuple[str, str, str]) -> Iterator[Rep
             f"{_named(group)}: average accuracy against the seconds of a training",
             f"{_named(group)}: what accuracy costs. An average of models costs the training that it is of.",
         )
+
+
+def _calibration(rows: dict[str, Believed], group: tuple[str, str, str]) -> ReportFigure:
+    """What is gained by abstaining, and how far confidence can be believed."""
+    return ReportFigure(
+        calibration_figure(rows),
+        f"{group[0]}-{group[1]}-{group[2]}-calibration",
+        f"{_named(group)}: accuracy against the share of images answered, and against confidence, on unseen domains",
+        f"{_named(group)}, unseen domains. Left: accuracy on the surest share of the images, mean over columns "
+        "and seeds. Right: accuracy of the answers of each confidence; on the diagonal it can be believed.",
+    )
 
 
 def _amplitudes(frame: pl.DataFrame) -> Iterator[ReportFigure | str]:

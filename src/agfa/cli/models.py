@@ -2,38 +2,84 @@
 
 from __future__ import annotations
 
+import json
+from math import isnan
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from agfa.cli.app import app
 from agfa.cli.show import table
 
+if TYPE_CHECKING:
+    from agfa.inference.evaluation import Evaluation
+
+CURVES = ("coverage", "reliability")
+
 
 @app.command
-def evaluate(model: str, /, *, data: str, device: str = "cpu") -> None:
-    """Measure a model on every image of every domain of a dataset.
+def evaluate(model: str, /, *, data: str, format: Literal["table", "json"] = "table", device: str = "cpu") -> None:
+    """Measure a model on every image of every domain of a dataset: accuracy, and how far it can be believed.
 
     Args:
         model: a run's folder, a .safetensors file in it, hf:OWNER/NAME, or an address that fsspec reaches.
         data: a folder domain/class/image, a table (CSV, Parquet), hf:OWNER/NAME, or a known dataset's name.
+        format: how to print: tables, or a JSON object.
         device: cpu, cuda or mps.
     """
+    from agfa.inference.evaluation import SHARES, run_of
+    from agfa.inference.evaluation import evaluate as measure
     from agfa.inference.predictor import load
     from agfa.training.progress import Display
 
     predictor = load(model, device)
-    with Display().images() as seen:
-        scores = predictor.evaluate(data, seen)
-    rows = [
-        (
-            name,
-            "trained on" if name in predictor.card.sources else "unseen",
-            s.n,
-            f"{s.accuracy:.1%}",
-            f"{s.loss:.3f}",
-        )
-        for name, s in scores.items()
-    ]
-    table(("domain", "", "images", "accuracy", "loss"), rows)
+    card = predictor.card
+    with Display(quiet=format == "json").images() as seen:
+        found = measure(predictor, data, run_of(Path(model)), seen)
+    if format == "json":
+        print(json.dumps(_plain(card.model, card.sources, card.temperature, found), indent=2, allow_nan=False))
+        return
+
+    def shown(value: float) -> str:
+        return "" if isnan(value) else f"{value:.3f}"
+
+    table(
+        ("domain", "", "images", "accuracy", "loss", "ECE", "Brier", "AUROC", "AUROC, disagreement"),
+        [
+            (
+                name,
+                "trained on" if name in card.sources else "unseen",
+                f.images,
+                f"{f.accuracy:.1%}",
+                f"{found.losses[name]:.3f}",
+                *map(shown, (f.ece, f.brier, f.auroc, f.auroc_disagreement)),
+            )
+            for name, f in found.domains.items()
+        ],
+    )
+    table(
+        ("accuracy of the surest", *(f"{share:.0%}" for share in SHARES)),
+        [(name, *(f"{f.coverage.accuracy_at(s):.1%}" for s in SHARES)) for name, f in found.domains.items()],
+    )
+    print(
+        f"trained on {', '.join(card.sources)}; temperature {card.temperature:g}, fitted on their validation images"
+    )
+    if found.seen is not None:
+        print(f"AUROC: how well an unseen domain is told from {found.seen}; 0.5 is not at all")
+
+
+def _plain(model: str, sources: tuple[str, ...], temperature: float, found: Evaluation) -> dict[str, object]:
+    """An evaluation as JSON has it."""
+    domains = {}
+    for name, figures in found.domains.items():
+        values = {key: None if isnan(v) else v for key, v in figures._asdict().items() if isinstance(v, (int, float))}
+        domains[name] = {
+            "trained_on": name in sources,
+            **values,
+            "loss": found.losses[name],
+            **{curve: {k: v.tolist() for k, v in getattr(figures, curve)._asdict().items()} for curve in CURVES},
+        }
+    about = {"model": model, "sources": list(sources), "temperature": temperature, "auroc_against": found.seen}
+    return {**about, "domains": domains}
 
 
 @app.command

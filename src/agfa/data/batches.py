@@ -52,6 +52,15 @@ class Part(NamedTuple):
     def __len__(self) -> int:
         return len(self.indices)
 
+    def share(self, rank: int, processes: int, even: bool = False) -> Part:
+        """Every so-manieth image: one process's. `even` gives each as many, the first ones again if need be."""
+        n = -(-len(self) // processes) * processes if even else len(self)
+        return self.at(np.resize(self.indices, n)[rank::processes])
+
+    def at(self, indices: IntArray) -> Part:
+        """Other images of the same domain."""
+        return Part(self.images, self.labels, indices)
+
 
 def sample(n: int, batch_size: int, step: int, seed: tuple[int, ...]) -> IntArray:
     """The places, among n, of the step's minibatch: one random permutation of all after another, without end."""

@@ -18,13 +18,15 @@ from agfa.algorithms.base import Network
 from agfa.data.batches import Part, to_unit
 from agfa.data.catalog import load as load_dataset
 from agfa.data.decode import reason
+from agfa.data.domains import Domain
 from agfa.data.store import Progress, open_images
 from agfa.errors import UsageError
 from agfa.inference import places
 from agfa.inference.pictures import Picture, Pictures, called, one_by_one, square
-from agfa.nn.heads import BayesianLinear, Predictive
+from agfa.nn.heads import logits_of
+from agfa.nn.predictive import Predictive, predictive
 from agfa.training import model_file
-from agfa.training.evaluate import Score, totals
+from agfa.training.evaluate import Answers, Score, answers
 from agfa.training.model_file import Audit, ModelCard
 
 AHEAD = 2  # batches decoded while the model works
@@ -108,23 +110,19 @@ class Predictor:
     def judge(self, x: Tensor) -> list[Prediction]:
         """Predict images of numbers about [0, 1], n x C x H x W, on the model's device."""
         labels, (probabilities, disagreements) = self._say(x)
-        answers = []
         shares = [None] * len(labels) if disagreements is None else disagreements.tolist()
+        said = []
         for label, each, disagreement in zip(labels, probabilities.tolist(), shares, strict=True):
             named = dict(zip(self.classes, each, strict=True))
-            answers.append(
-                Prediction(self.classes[label], each[label], named, disagreement, each[label] < self.threshold)
-            )
-        return answers
+            unsure = each[label] < self.threshold
+            said.append(Prediction(self.classes[label], each[label], named, disagreement, unsure))
+        return said
 
     @torch.inference_mode()
     def _say(self, x: Tensor) -> tuple[list[int], Predictive]:
         """The classes at the posterior means, and the predictive distribution, for images in [0, 1]."""
-        features, head = self.network.features(x), self.network.head
-        logits: Tensor = head(features)
-        if isinstance(head, BayesianLinear):
-            return logits.argmax(-1).tolist(), head.predictive(features)
-        return logits.argmax(-1).tolist(), Predictive(logits.softmax(-1), None)
+        mu, sigma = logits_of(self.network.head, self.network.features(x))
+        return mu.argmax(-1).tolist(), predictive(mu, sigma, self.card.temperature)
 
     def _read(self, number: int, image: Picture) -> Tensor | UsageError:
         try:
@@ -146,6 +144,14 @@ class Predictor:
         Raises:
             UsageError: the dataset's classes are not the model's.
         """
+        return {domain.name: said.score() for domain, _, said in self.ask(data, progress)}
+
+    def ask(self, data: str, progress: Progress | None = None) -> Iterator[tuple[Domain, Part, Answers]]:
+        """The logits of every image of every domain of a dataset that has any.
+
+        Raises:
+            UsageError: the dataset's classes are not the model's.
+        """
         dataset, _ = load_dataset(data)
         strange = sorted(set(dataset.classes) - set(self.classes))
         if strange:
@@ -155,18 +161,10 @@ class Predictor:
             )
         number = np.array([self.classes.index(name) for name in dataset.classes], dtype=np.int64)
         images = open_images(dataset, self.card.image_size, self.card.channels, progress)
-        return {
-            d.name: Score.of(
-                totals(
-                    self.network,
-                    Part(images[d.name], number[d.labels], np.arange(len(d))),
-                    self.card.image_size,
-                    self.device,
-                )
-            )
-            for d in dataset.domains
-            if len(d)
-        }
+        for domain in dataset.domains:
+            if len(domain):
+                part = Part(images[domain.name], number[domain.labels], np.arange(len(domain)))
+                yield domain, part, answers(self.network, part, self.card.image_size, self.device)
 
 
 def least_confidence(audit: Audit | None, accuracy: float) -> float:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Predictive(NamedTuple):
-    """What a posterior says of each image.
-
-    `probabilities`: E[softmax(f)], shape (n, C).
-    `disagreement`: the chance that two classifiers drawn from the posterior choose different classes, (n,);
-    None where there is one classifier only.
-    """
-
-    probabilities: Tensor
-    disagreement: Tensor | None
+from agfa.nn.predictive import Predictive, predictive
 
 
 class BayesianLinear(nn.Module):
@@ -63,14 +52,13 @@ class BayesianLinear(nn.Module):
         return 0.5 * (rho.exp() + self.mean.square() - 1 - rho).sum()
 
     @torch.no_grad()
-    def predictive(self, features: Tensor, samples: int = 100) -> Predictive:
-        """Predictive mean and disagreement; the same for an image whatever batch it comes in.
+    def predictive(self, features: Tensor, temperature: float = 1.0) -> Predictive:
+        """Predictive probabilities and disagreement; the same for an image whatever batch it comes in."""
+        return predictive(*self.moments(features), temperature)
 
-        The draws are the same at every call and shared by all images.
-        """
-        mu, sigma = self.moments(features)
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(samples, 1, mu.shape[-1], generator=generator).to(mu)
-        logits = mu + sigma * noise
-        votes = F.one_hot(logits.argmax(-1), mu.shape[-1]).to(mu.dtype).mean(0)
-        return Predictive(logits.softmax(-1).mean(0), 1 - votes.square().sum(-1))
+
+def logits_of(head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Means and deviations of any head's logits, in float32; no deviations where it is a single classifier."""
+    if isinstance(head, BayesianLinear):
+        return head.moments(features)
+    return head(features).float(), None

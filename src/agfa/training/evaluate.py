@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from agfa.algorithms.base import Network
 from agfa.data.batches import Part, evaluation_batches, squashed
+from agfa.data.domains import IntArray
+from agfa.nn.heads import logits_of
+
+Place = tuple[str, str, str]  # role, domain, split
 
 BATCH = 256
 KEPT = 2**30  # bytes of images kept for the next evaluation; those beyond are read again
@@ -35,10 +42,11 @@ class Kept:
 
     def __init__(self, image_size: int) -> None:
         self.image_size, self.room = image_size, KEPT
-        self.parts: dict[object, Part] = {}
+        self.parts: dict[tuple[Place, int], Part] = {}
 
-    def __call__(self, key: object, part: Part) -> Part:
-        """The part as it was kept under this key."""
+    def __call__(self, place: Place, part: Part) -> Part:
+        """The part as it was kept: there are no two of one place with as many images."""
+        key = (place, len(part))
         if key not in self.parts:
             size = len(part) * self.image_size**2 * len(part.images[0])
             fits = size <= self.room
@@ -47,7 +55,31 @@ class Kept:
         return self.parts[key]
 
 
-Scores = dict[tuple[str, str, str], Score]  # of (role, domain, split)
+Scores = dict[Place, Score]
+
+
+class Answers(NamedTuple):
+    """The logits of some images, their means and deviations (None: a single classifier), and the right classes."""
+
+    mu: Tensor
+    sigma: Tensor | None
+    labels: Tensor
+
+    def gathered(self, fabric: Fabric, n: int) -> Answers:
+        """Those of all processes, to each: the n images that they shared out evenly."""
+        if fabric.world_size == 1:
+            return self
+
+        def joint(mine: Tensor) -> Tensor:
+            return fabric.all_gather(mine).transpose(0, 1).flatten(0, 1)[:n]  # type: ignore[union-attr]  # a tensor
+
+        return Answers(joint(self.mu), None if self.sigma is None else joint(self.sigma), joint(self.labels))
+
+    def score(self) -> Score:
+        """The right answers at the posterior means."""
+        right = (self.mu.argmax(-1) == self.labels).sum()
+        loss = F.cross_entropy(self.mu.double(), self.labels, reduction="sum")
+        return Score.of(torch.stack([right, loss, torch.tensor(len(self.labels))]))
 
 
 @torch.inference_mode()
@@ -58,26 +90,51 @@ def totals(
     device: torch.device,
     autocast: AbstractContextManager[object] | None = None,
 ) -> Tensor:
-    """Right answers, summed cross-entropy and number of the whole images of `part`, at the posterior means.
-
-    They come in one random order, always the same: a method that adapts to the batch it is given must not be given
-    one class at a time. The network is left in the mode it was in.
-    """
-    order = np.random.default_rng(0).permutation(len(part))
-    part = Part(part.images, part.labels, part.indices[order])
-    training, tuning = network.training, torch.backends.cudnn.benchmark
-    network.eval()
-    torch.backends.cudnn.benchmark = False  # it would tune for every domain's odd last batch, for seconds each
+    """Right answers, summed cross-entropy and number of the whole images of `part`, at the posterior means."""
     right = torch.zeros((), dtype=torch.float64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
-    with autocast or nullcontext():
+    part = part.at(part.indices[_order(len(part))])
+    with _evaluating(network), autocast or nullcontext():
         for x, y in evaluation_batches(part, batch_size=BATCH, image_size=image_size, device=device):
             logits = network(x).float()
             right += (logits.argmax(-1) == y).sum()
             loss += F.cross_entropy(logits, y, reduction="sum")
+    return torch.stack([right, loss, torch.full_like(loss, len(part))])
+
+
+@torch.inference_mode()
+def answers(network: Network, part: Part, image_size: int, device: torch.device) -> Answers:
+    """What the network says of the whole images of `part`, in their order, in float32 on the device."""
+    order = _order(len(part))
+    shuffled = part.at(part.indices[order])
+    means, deviations = [], []
+    with _evaluating(network):
+        for x, _ in evaluation_batches(shuffled, batch_size=BATCH, image_size=image_size, device=device):
+            mu, sigma = logits_of(network.head, network.features(x))
+            means.append(mu)
+            deviations.append(sigma)
+    back = torch.from_numpy(np.argsort(order)).to(device)
+    found = [sigma for sigma in deviations if sigma is not None]
+    labels = torch.from_numpy(part.labels[part.indices]).to(device)
+    return Answers(torch.cat(means)[back], torch.cat(found)[back] if found else None, labels)
+
+
+def _order(n: int) -> IntArray:
+    """One random order, always the same: a method that adapts to the batch it is given must not be given one class
+    at a time.
+    """
+    return np.random.default_rng(0).permutation(n)
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """The network as it predicts; it is left in the mode it was in."""
+    training, tuning = network.training, torch.backends.cudnn.benchmark
+    network.eval()
+    torch.backends.cudnn.benchmark = False  # it would tune for every domain's odd last batch, for seconds each
+    yield
     network.train(training)
     torch.backends.cudnn.benchmark = tuning
-    return torch.stack([right, loss, torch.full_like(loss, len(part))])
 
 
 def mean_accuracy(scores: Scores, split: str) -> float | None:

@@ -20,6 +20,7 @@ from agfa.errors import UsageError
 from agfa.nn.backbones import build_backbone
 from agfa.nn.recompute import recompute_blocks
 from agfa.training.config import CompleteConfig, TrainConfig, parse
+from agfa.training.evaluate import Place
 
 
 def complete(config: TrainConfig) -> tuple[CompleteConfig, DomainDataset, Roles]:
@@ -94,12 +95,12 @@ class Splits:
     test: dict[str, Part]
     oracle: dict[str, Part]
 
-    def evaluated(self, targets: bool) -> list[tuple[str, str, str, Part]]:
-        """(role, domain, split, part) of all that is measured."""
-        parts = [("source", name, "val", part) for name, part in self.val.items()]
+    def evaluated(self, targets: bool) -> list[tuple[Place, Part]]:
+        """All that is measured."""
+        parts = [(("source", name, "val"), part) for name, part in self.val.items()]
         if targets:
-            parts += [("target", name, "test", part) for name, part in self.test.items()]
-            parts += [("target", name, "oracle", part) for name, part in self.oracle.items()]
+            parts += [(("target", name, "test"), part) for name, part in self.test.items()]
+            parts += [(("target", name, "oracle"), part) for name, part in self.oracle.items()]
         return parts
 
 

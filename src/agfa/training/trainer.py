@@ -21,7 +21,7 @@ from torch import Tensor
 from agfa.algorithms.base import Network
 from agfa.averaging import Averaging, Swa, Swad
 from agfa.data.augment import Augmentation
-from agfa.data.batches import Part, seed_of, training_batches
+from agfa.data.batches import seed_of, training_batches
 from agfa.data.check import require_trainable
 from agfa.data.domains import DomainDataset
 from agfa.data.splits import Roles
@@ -32,9 +32,9 @@ from agfa.nn.backbones import weights_hash
 from agfa.nn.exchange import Share
 from agfa.nn.fast import quicken
 from agfa.nn.shares import sharing
-from agfa.training import checkpoint, model_file, processes
+from agfa.training import checkpoint, model_file, predictions, processes
 from agfa.training.config import CompleteConfig, TrainConfig
-from agfa.training.evaluate import Kept, Score, Scores, mean_accuracy, mean_loss, totals
+from agfa.training.evaluate import Answers, Kept, Place, Score, Scores, answers, mean_accuracy, mean_loss, totals
 from agfa.training.memory import largest_batch
 from agfa.training.model_file import ModelCard
 from agfa.training.model_readme import readme
@@ -42,6 +42,7 @@ from agfa.training.progress import Display
 from agfa.training.run_folder import RunFolder
 from agfa.training.setup import build, complete, source_batch, split
 from agfa.training.state import Training
+from agfa.training.temperature import source_temperature
 
 NOISE = 0  # keeps the training step's randomness apart from the augmentation's
 
@@ -142,11 +143,17 @@ def _train(
 
     def measure(autocast: AbstractContextManager[object], targets: bool = True) -> Scores:
         found = {}
-        for role, name, part_name, part in splits.evaluated(targets):
-            mine = Part(part.images, part.labels, part.indices[fabric.global_rank :: fabric.world_size])
-            mine = kept((role, name, part_name), mine)
+        for place, part in splits.evaluated(targets):
+            mine = kept(place, part.share(fabric.global_rank, fabric.world_size))
             counted = totals(network, mine, config.image_size, fabric.device, autocast)
-            found[role, name, part_name] = Score.of(fabric.all_reduce(counted, reduce_op="sum"))  # type: ignore[arg-type]  # a tensor in, a tensor out
+            found[place] = Score.of(fabric.all_reduce(counted, reduce_op="sum"))  # type: ignore[arg-type]  # a tensor in, a tensor out
+        return found
+
+    def ask() -> dict[Place, Answers]:
+        found = {}
+        for place, part in splits.evaluated(targets=True):
+            mine = kept(place, part.share(fabric.global_rank, fabric.world_size, even=True))
+            found[place] = answers(network, mine, config.image_size, fabric.device).gathered(fabric, len(part))
         return found
 
     batches = training_batches(
@@ -211,13 +218,16 @@ def _train(
     if averaging is not None and averaging.average() is None:
         display.say(f"{averaging.name} found no start: its model is the last one; more steps may help")
     card = _card(config, dataset, roles, network, initial_weights)
-    finals = {}
+    finals, told = {}, []
     for name, (step, state) in training.models().items():
         network.load_state_dict(state)
-        finals[name] = measure(nullcontext())
+        said = ask()
+        finals[name] = {place: of.score() for place, of in said.items()}
         if writer:
             _record(folder, finals[name], kind="final", model=name, step=step)
-            named = card.model_copy(update={"model": name, "step": step})
+            temperature = source_temperature(said)
+            told += predictions.frames(name, dataset, splits, said, temperature)
+            named = card.model_copy(update={"model": name, "step": step, "temperature": temperature})
             model_file.save(folder.path / "models" / name, state, named)
             if name == config.chosen:
                 text = readme(named, folder.path / "model.safetensors").encode()
@@ -225,6 +235,7 @@ def _train(
                 model_file.save(folder.path / "model", state, named)
     if writer:
         others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
+        predictions.write(folder.path, told)
         if others:
             replace(folder.players, lambda f: f.write(safetensors.torch.save(others)))
         folder.finish()
