@@ -298,6 +298,10 @@ def test_on_a_real_connection(listening: int) -> None:
     # whoever sends far too much hears why, and is not cut off while sending
     status, said = exchange(listening, upload([bytes(600_000)]))
     assert (status, said["error"]) == (413, "the request is larger than 0.0476837 MB")
+    head, _, body = upload([bytes(600_000)]).partition(b"\r\n\r\n")
+    unannounced = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    status, said = exchange(listening, unannounced, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    assert (status, said["error"]) == (413, "the request is larger than 0.0476837 MB")
     # who asks first is told before
     head = upload([bytes(600_000)]).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
     assert exchange(listening, head)[0] == 413

@@ -46,6 +46,8 @@ class Gate:
             arrived += len(message.get("body", b""))
             came = came or not message.get("more_body", False)
             if arrived > self.limits.size:  # of a length that was not announced
+                if not came:
+                    await self._drain(receive)
                 raise HTTPException(413, self._too_large())
             return message
 
