@@ -229,6 +229,9 @@ def test_uploads_are_bounded_together(predictor: Predictor) -> None:
     responses = client.together([request] * 6)
     assert {response.status_code for response in responses} == {200, 503}
     assert client.predict(png()).status_code == 200  # what was held is given back
+    too_large = ("POST", "/predict", {"files": {"images": bytes(9_000)}})
+    responses = client.together([too_large, too_large, request, too_large])  # these hold nothing
+    assert [response.status_code for response in responses] == [413, 413, 200, 413]
 
 
 def test_a_broken_model_is_a_500_in_one_line(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
