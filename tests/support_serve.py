@@ -86,6 +86,9 @@ class Load:
     seconds: list[float]
     lost: int = 0
 
+    def __add__(self, more: Load) -> Load:
+        return Load(self.statuses + more.statuses, self.seconds + more.seconds, self.lost + more.lost)
+
     def percentile(self, share: float) -> float:
         return sorted(self.seconds)[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
 

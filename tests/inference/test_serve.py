@@ -229,6 +229,9 @@ def test_uploads_are_bounded_together(predictor: Predictor) -> None:
     responses = client.together([request] * 6)
     assert {response.status_code for response in responses} == {200, 503}
     assert client.predict(png()).status_code == 200  # what was held is given back
+    too_large = ("POST", "/predict", {"files": {"images": bytes(9_000)}})
+    responses = client.together([too_large, too_large, request, too_large])  # these hold nothing
+    assert [response.status_code for response in responses] == [413, 413, 200, 413]
 
 
 def test_a_broken_model_is_a_500_in_one_line(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +300,10 @@ def test_on_a_real_connection(listening: int) -> None:
     assert exchange(listening, upload([png()]))[0] == 200
     # whoever sends far too much hears why, and is not cut off while sending
     status, said = exchange(listening, upload([bytes(600_000)]))
+    assert (status, said["error"]) == (413, "the request is larger than 0.0476837 MB")
+    head, _, body = upload([bytes(600_000)]).partition(b"\r\n\r\n")
+    unannounced = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    status, said = exchange(listening, unannounced, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     assert (status, said["error"]) == (413, "the request is larger than 0.0476837 MB")
     # who asks first is told before
     head = upload([bytes(600_000)]).partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"

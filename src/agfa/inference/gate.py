@@ -31,7 +31,7 @@ class Gate:
         self, app: ASGIApp, *, limits: Limits, token: str | None, guarded: frozenset[str], observe: Observe
     ) -> None:
         self.app, self.limits, self.token, self.guarded, self.observe = app, limits, token, guarded, observe
-        self.held = 0  # bytes of the requests that are inside, or as many as they may still send
+        self.held = 0  # bytes of the requests that are inside, those included that are still to come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
@@ -46,6 +46,8 @@ class Gate:
             arrived += len(message.get("body", b""))
             came = came or not message.get("more_body", False)
             if arrived > self.limits.size:  # of a length that was not announced
+                if not came:
+                    await self._drain(receive)
                 raise HTTPException(413, self._too_large())
             return message
 
@@ -55,10 +57,11 @@ class Gate:
                 status = message["status"]
             await send(message)
 
-        self.held += size
+        refused = self._refused(scope, size)
+        held = size if refused is None else 0
+        self.held += held
         try:
             async with asyncio.timeout(self.limits.seconds) as clock:
-                refused = self._refused(scope, size)
                 if refused is None:
                     await self.app(scope, counted, noted)
                 else:
@@ -72,7 +75,7 @@ class Gate:
                 what = "no answer" if came else "the request did not come"
                 await refusal(504 if came else 408, f"{what} within {self.limits.seconds:g} s")(scope, receive, noted)
         finally:
-            self.held -= size
+            self.held -= held
             self.observe(scope["path"], status or 500, time.perf_counter() - started)
 
     def _announced(self, scope: Scope) -> int:
@@ -92,7 +95,7 @@ class Gate:
                 )
         if size > self.limits.size:
             return refusal(413, self._too_large())
-        if self.held > self.limits.uploads * self.limits.size:
+        if self.held + size > self.limits.uploads * self.limits.size:
             return refusal(503, "too much is being uploaded; try again in a second", BUSY)
         return None
 
