@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all faults lint bench clean
+.PHONY: demo test test-all faults lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,13 +13,14 @@ help:
 	@echo "make test-all  the slow tests too (those on PACS and MNIST need \$$AGFA_DATA)"
 	@echo "make faults    everything that is made to fail on purpose, a hundred kills included"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make docs      the documentation as a site, in build/docs"
 	@echo "make bench     speed: steps beside plain loops (ResNet-50, 10 minutes on 2 cores), then the input"
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (once; PyTorch is several GB, this takes a few minutes)"
 	$(PYTHON) -c 'import sys; sys.exit("agfa needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,ray,export,serve,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lite,ray,export,serve,docs,dev]'
 	@touch $@
 
 demo: $(BIN)/.ready
@@ -44,6 +45,11 @@ test-all: lint
 faults: $(BIN)/.ready
 	@echo "== faults: a hundred kills, damaged files, lost storage, numbers that are none"
 	$(BIN)/pytest -m '' -s tests/faults
+
+docs: $(BIN)/.ready
+	@echo "== the site; a dead link fails it"
+	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
+	@echo "site: build/docs/index.html"
 
 bench: $(BIN)/.ready
 	@echo "== steps of ERM, AGFA and SWAD beside plain loops and the machine's peak, in one run"

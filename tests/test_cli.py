@@ -20,6 +20,7 @@ COMMANDS = [
     ("train",),
     ("evaluate",),
     ("predict",),
+    ("export",),
     ("push",),
     ("pull",),
     ("algorithms",),

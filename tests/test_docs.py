@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -17,12 +19,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def blocks(language: str) -> list:
-    """Fenced blocks of one language, one test parameter each."""
-    return [
-        pytest.param(block, id=f"{page.name}-{i}")
-        for page in PAGES
-        for i, block in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S))
-    ]
+    """The fenced blocks of one language, those of a page one test parameter."""
+    found = [(page, re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)) for page in PAGES]
+    return [pytest.param(blocks, id=page.name) for page, blocks in found if blocks]
 
 
 def commands() -> list:
@@ -35,10 +34,11 @@ def commands() -> list:
     return found
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_runs(code, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", blocks("python"))
+def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs", "exec"), {"__name__": "docs"})
+    for code in page:  # a later block may use the files of one before, and none of its names
+        exec(compile(code, "docs", "exec"), {"__name__": "docs"})
 
 
 def test_the_method_that_is_added_passes_its_own_tests(tmp_path, monkeypatch):
@@ -75,3 +75,29 @@ def test_readme_names_every_make_target_that_it_promises():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+)", " ".join(page.read_text() for page in PAGES)):
         assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def site(source, out):
+    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", source, out]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
+    built = site(ROOT / "docs", tmp_path / "site")
+    assert (built.returncode, built.stderr) == (0, "")
+    for page in (tmp_path / "site").glob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(//|https?:)[^\"]*", page.read_text())
+        assert not loaded, page.name
+    for style in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"(url\(|@import)[^;)]*(//|https?:)", style.read_text()), style.name
+    assert all((tmp_path / "site" / f"{page.stem}.html").exists() for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("dead", ["[there](nowhere.md)", "[there](guide.md#no-such-heading)"])
+def test_a_dead_link_fails_the_site(dead, tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with (tmp_path / "docs" / "parts.md").open("a") as page:
+        page.write(f"\n{dead}\n")
+    built = site(tmp_path / "docs", tmp_path / "site")
+    assert built.returncode == 1
+    assert "parts.md" in built.stderr

@@ -32,6 +32,8 @@ WIDTH, KERNEL = 64, 5  # of the context network, as the authors gave it to Domai
 class ContextNetwork(Network):
     """A network that adapts to the batch it is given: the backbone also sees the mean of the batch's contexts."""
 
+    adapts = True
+
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         channels = len(backbone.mean)
         super().__init__(widen(backbone, 1), head)

@@ -49,6 +49,8 @@ class Backward(Protocol):
 class Network(nn.Module):
     """The part that predicts, is averaged and is shipped: images in [0, 1] to features to logits."""
 
+    adapts: ClassVar[bool] = False  # whether what it says of an image depends on the images beside it
+
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head

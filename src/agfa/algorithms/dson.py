@@ -103,7 +103,7 @@ class DomainNetworks(Network):
 
     def features(self, x: Tensor) -> Tensor:
         """The mean over the domains' networks: the head is linear, so logits are their mean too."""
-        each = [self.features_as(x, torch.full((len(x),), d, device=x.device)) for d in range(self.n_domains)]
+        each = [self.features_as(x, torch.full(x.shape[:1], d, device=x.device)) for d in range(self.n_domains)]
         return torch.stack(each).mean(0)
 
     def features_as(self, x: Tensor, domains: Tensor, sizes: Sequence[int] | None = None) -> Tensor:

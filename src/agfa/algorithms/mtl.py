@@ -41,6 +41,8 @@ class Hparams(BaseHparams, frozen=True):
 class MarginalNetwork(Network):
     """A network that adapts to the batch it is given: the head also sees the mean of the batch's features."""
 
+    adapts = True
+
     def features(self, x: Tensor) -> Tensor:
         """[phi(x), the batch's mean]."""
         phi = self.backbone(x)

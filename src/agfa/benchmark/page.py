@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from agfa.benchmark.figures import to_svg, unique_ids
 from agfa.benchmark.missing import count
@@ -26,27 +27,32 @@ ENVIRONMENT = "environment.json"
 
 def write_page(path: Path, report: Report) -> Path:
     """Write the report to `path`, whole or not at all, and give back the path."""
-    script = (files("agfa.benchmark") / "report.js").read_text(encoding="utf-8")
-    html = (
-        _templates()
-        .get_template("report.html.j2")
-        .render(
-            report=report,
-            # numbered, so that no id occurs twice even when one figure is shown twice
-            figures=[
-                (Markup(unique_ids(to_svg(figure.figure), f"figure{i}-")), figure.label, figure.caption)
-                for i, figure in enumerate(report.figures, 1)
-            ],
-            settings=list(_flat(report.settings)),
-            environment=_environment(report.runs),
-            script=Markup(script),
-            # no other script runs, whatever a folder is called
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    return render(
+        path,
+        "report.html.j2",
+        report=report,
+        figures=[
+            (drawn(figure.figure, i), figure.label, figure.caption) for i, figure in enumerate(report.figures, 1)
+        ],
+        settings=list(flat(report.settings)),
+        environment=environment(report.runs),
     )
+
+
+def render(path: Path, template: str, **values: Any) -> Path:
+    """Write a page made of that template and the script that sorts tables, whole or not at all."""
+    script = (files("agfa.benchmark") / "report.js").read_text(encoding="utf-8")
+    # no other script runs, whatever a folder is called
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = _templates().get_template(template).render(**values, script=Markup(script), script_hash=script_hash)
     # "replace": a folder's name on disk may be no valid Unicode, and is still to be reported
     replace(path, lambda file: file.write(html.encode("utf-8", errors="replace")))
     return path
+
+
+def drawn(figure: Figure, number: int) -> Markup:
+    """The figure in a page; numbered, so that no id occurs twice even when one figure is shown twice."""
+    return Markup(unique_ids(to_svg(figure), f"figure{number}-"))
 
 
 def _templates() -> Environment:
@@ -69,7 +75,7 @@ def _sort_key(cell: Cell | str | None) -> str:
     return number[0].replace(",", "") if number else cell or ""
 
 
-def _environment(runs: tuple[Path, ...]) -> tuple[list[tuple[str, str]], str]:
+def environment(runs: tuple[Path, ...]) -> tuple[list[tuple[str, str]], str]:
     """What the first run recorded of its machine, and what is to be said about it."""
     found = [_read_environment(run) for run in runs]
     if not found or not found[0]:
@@ -78,7 +84,7 @@ def _environment(runs: tuple[Path, ...]) -> tuple[list[tuple[str, str]], str]:
     differ = (
         f" {count(others, 'other training')} ran elsewhere, with other versions, or did not say." if others else ""
     )
-    return list(_flat(found[0])), f"As the first training recorded them.{differ}"
+    return list(flat(found[0])), f"As the first training recorded them.{differ}"
 
 
 def _read_environment(run: Path) -> dict[str, Any]:
@@ -89,10 +95,11 @@ def _read_environment(run: Path) -> dict[str, Any]:
     return environment if isinstance(environment, dict) else {}
 
 
-def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values as text, those within others by both names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name} ")
+            yield from flat(value, f"{prefix}{name} ")
         elif isinstance(value, list | tuple):
             yield f"{prefix}{name}", ", ".join(map(str, value)) or "none"
         else:

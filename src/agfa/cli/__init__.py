@@ -10,12 +10,36 @@ import cyclopts
 from pydantic import ValidationError
 
 from agfa import errors
-from agfa.cli import bench, benchmark, data, models, predict, report, serve, training  # their commands join the app
+from agfa.cli import (  # their commands join the application
+    audit,
+    bench,
+    benchmark,
+    data,
+    export,
+    models,
+    predict,
+    report,
+    serve,
+    training,
+)
 from agfa.cli.app import app
 from agfa.errors import AgfaError, describe
 from agfa.training.config import TrainConfig
 
-__all__ = ["app", "bench", "benchmark", "data", "main", "models", "predict", "report", "serve", "training"]
+__all__ = [
+    "app",
+    "audit",
+    "bench",
+    "benchmark",
+    "data",
+    "export",
+    "main",
+    "models",
+    "predict",
+    "report",
+    "serve",
+    "training",
+]
 
 
 def main() -> NoReturn:
@@ -49,6 +73,4 @@ def _one_line(error: Exception) -> str:
         cause = error.__cause__
         text = describe(cause, TrainConfig) if isinstance(cause, ValidationError) else str(error)
         return f"{' '.join(text.split())} (agfa --help)"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'a file'}: {error.strerror}; the same command goes on where it stopped"
     return f"{type(error).__name__}: {' '.join(str(error).split())} (run it again with --debug for the traceback)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -12,6 +12,9 @@ from agfa.cli.app import app
 from agfa.cli.show import console, table
 from agfa.errors import UsageError
 from agfa.training.config import TrainConfig, parse, read
+
+if TYPE_CHECKING:
+    from agfa.training.model_file import Audit
 
 NOTHING = TrainConfig()  # no setting given
 
@@ -38,6 +41,7 @@ def train(
     *,
     config: Path | None = None,
     repeated: Annotated[Path | None, Parameter(name="--from")] = None,
+    audit: Path | None = None,
     settings: Annotated[TrainConfig, Parameter(name="*", negative_iterable=(), consume_multiple=True)] = NOTHING,
 ) -> None:
     """Train a model: hold --target out, or train on --source alone, or (neither) on every domain.
@@ -47,8 +51,10 @@ def train(
     Args:
         config: a YAML file of these settings (a run's config.yaml, say); flags override it.
         repeated: a run's folder, to train the same once more (default --out: RUN-again).
+        audit: the folder of an `agfa audit` of this data and method; what it found goes into the model's card.
     """
     from agfa.training import run_folder
+    from agfa.training.model_file import attach
     from agfa.training.processes import is_first_process
     from agfa.training.progress import Display
     from agfa.training.trainer import train as run
@@ -65,9 +71,13 @@ def train(
     if given.keys() & {"target", "source"}:  # a complete configuration says both
         in_file = {key: value for key, value in in_file.items() if key not in ("target", "source")}
     merged = {**in_file, **given, "hparams": {**in_file.get("hparams", {}), **given.get("hparams", {})}}
-    finished = run(parse(merged, TrainConfig), display)
+    complete = parse(merged, TrainConfig)
+    found = _audit(audit, complete) if audit else None
+    finished = run(complete, display)
     if not is_first_process():
         return
+    if found:
+        attach(finished.folder / "model", found)
     rows = [
         (model, "yes" if model == finished.config.chosen else "", domain, f"{role} {split}", f"{score.accuracy:.1%}")
         for model, scores in finished.scores.items()
@@ -79,6 +89,16 @@ def train(
     print(f"model: {finished.folder / 'model.safetensors'}")
     if repeated is not None:
         print(run_folder.compared(finished.folder, repeated))
+
+
+def _audit(folder: Path, settings: TrainConfig) -> Audit:
+    """What the audit in that folder found, if it speaks for a model with these settings."""
+    from agfa.benchmark.audit import record_for
+    from agfa.data.catalog import load
+
+    if settings.data is None:
+        raise UsageError("--audit needs --data: the data that was audited")
+    return record_for(folder, load(settings.data)[0], settings.algorithm)
 
 
 @app.command

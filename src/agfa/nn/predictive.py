@@ -63,12 +63,14 @@ def closed_form(mu: Tensor, sigma: Tensor) -> Tensor:
         return torch.ones_like(mu)
     variance = sigma.square()
     log_mean = _of_others(mu + variance / 2)
-    log_variance = _of_others(2 * mu + variance + variance.expm1().log())
+    log_expm1 = variance / 2 + (2 * (variance / 2).sinh()).log()  # log(exp(v) - 1), exact once exported too
+    log_variance = _of_others(2 * mu + variance + log_expm1)
     of_log = (log_variance - 2 * log_mean).exp().log1p()
     margin, spread = mu - log_mean + of_log / 2, (variance + of_log).sqrt()
     nodes, weights = hermegauss(5)
     probabilities = sum(
-        weight * (margin + node * spread).sigmoid() for node, weight in zip(nodes, weights, strict=True)
+        weight * (margin + node * spread).sigmoid()
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)
     )
     assert isinstance(probabilities, Tensor)
     return probabilities / probabilities.sum(-1, keepdim=True)
@@ -76,7 +78,7 @@ def closed_form(mu: Tensor, sigma: Tensor) -> Tensor:
 
 def sampled(mu: Tensor, sigma: Tensor, draws: int = DRAWS) -> Tensor:
     """E[softmax(f)] by Monte Carlo over evenly spread draws, shared by all images."""
-    return (mu + sigma * _noise(draws, mu.shape[-1]).to(mu)).softmax(-1).mean(0)
+    return (mu + sigma * even_noise(draws, mu.shape[-1]).to(mu)).softmax(-1).mean(0)
 
 
 def disagreement(mu: Tensor, sigma: Tensor) -> Tensor:
@@ -101,14 +103,17 @@ def disagreement(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _of_others(x: Tensor) -> Tensor:
-    """For each class, log sum exp of x over the others."""
-    before = F.pad(x.logcumsumexp(-1)[..., :-1], (1, 0), value=-math.inf)
-    after = F.pad(x.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], (0, 1), value=-math.inf)
-    return torch.logaddexp(before, after)
+    """For each class, log sum exp of x over the others, in operations that exporters keep exact."""
+    top = x.argmax(-1, keepdim=True) == torch.arange(x.shape[-1], device=x.device)
+    rest = x.masked_fill(top, -math.inf)
+    most, second = x.amax(-1, keepdim=True), rest.amax(-1, keepdim=True)
+    shares = (x - most).exp()  # 1 for the largest, so that of the others something is left
+    of_top = (rest - second).exp().sum(-1, keepdim=True).log() + second
+    return torch.where(top, of_top, (shares.sum(-1, keepdim=True) - shares).log() + most)
 
 
 @lru_cache(maxsize=8)
-def _noise(draws: int, classes: int) -> Tensor:
+def even_noise(draws: int, classes: int) -> Tensor:
     """Standard normal numbers (draws, 1, classes) that fill their space evenly (Sobol); always the same."""
     even = torch.quasirandom.SobolEngine(classes, scramble=True, seed=0).draw(draws, dtype=torch.float64)
     return torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6))[:, None]

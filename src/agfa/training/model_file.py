@@ -77,6 +77,14 @@ def save(path: Path, state: dict[str, Tensor], card: ModelCard) -> None:
     replace(path.with_suffix(".safetensors"), lambda f: f.write(content))
 
 
+def attach(path: Path, audit: Audit) -> None:
+    """Put what an audit found into the card `path`.json."""
+    file = path.with_suffix(".json")
+    card = ModelCard.model_validate(migrated(json.loads(file.read_text(encoding="utf-8"))))
+    text = card.model_copy(update={"audit": audit}).model_dump_json(indent=2).encode() + b"\n"
+    replace(file, lambda f: f.write(text))
+
+
 def load(path: Path) -> tuple[Network, ModelCard]:
     """The network and its card from a run folder, or from a model's .safetensors file."""
     weights = path / "model.safetensors" if path.is_dir() else path
