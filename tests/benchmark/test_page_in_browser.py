@@ -1,4 +1,4 @@
-"""report.html in a real browser: two widths, both themes, sorted by mouse and keys; skipped where there is none."""
+"""Pages in a real browser: two widths, both themes, sorted by mouse and keys; skipped where there is none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from agfa.benchmark.audit import METHODS, run_audit
 from agfa.benchmark.page import write_page
 from agfa.benchmark.report import build
+from agfa.benchmark.running import Here
+from agfa.training.config import TrainConfig
+from agfa.training.progress import Display
+from support import QUICK, make_images
 from support_runs import make_paper_sweep
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -27,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
 ]
 
+SETTINGS = {key: value for key, value in QUICK.items() if key != "track_target"}
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 FLAGS = [
     "--headless",
@@ -45,6 +51,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a made-up sweep."""
     root = tmp_path_factory.mktemp("report")
     return write_page(root / "report.html", build([make_paper_sweep(root / "sweep")], "training-domain"))
+
+
+@pytest.fixture(scope="module")
+def audit_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An audit of images that are hardly learnt, so that there are mistakes."""
+    root = tmp_path_factory.mktemp("audit")
+    given = TrainConfig(data=str(make_images(root / "tiny")), **{**SETTINGS, "steps": 2, "evaluate_every": 1})
+    return run_audit(given, METHODS, 1, 1, root / "out", Here(), Display(quiet=True))[1]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +92,11 @@ def column(browser: Any, number: int) -> list[str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_it_is_accessible_fits_and_is_quiet(browser: Any, page: Path, size: str, theme: str) -> None:
+@pytest.mark.parametrize("which", ["page", "audit_page"])
+def test_it_is_accessible_fits_and_is_quiet(
+    request: pytest.FixtureRequest, browser: Any, which: str, size: str, theme: str
+) -> None:
+    page = request.getfixturevalue(which)
     for log in ("performance", "browser"):
         browser.get_log(log)  # what earlier pages said
     visit(browser, page, size, theme)
