@@ -15,6 +15,7 @@ import agfa as package
 from support import QUICK, Agfa, flags
 
 COMMANDS = [
+    ("audit",),
     ("bench",),
     ("demo",),
     ("train",),

@@ -1,4 +1,4 @@
-"""report.html in a real browser: two widths, both themes, sorted by mouse and keys; skipped where there is none."""
+"""Pages in a real browser: two widths, both themes, sorted by mouse and keys; skipped where there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from agfa.benchmark.audit import METHODS, run_audit
 from agfa.benchmark.page import write_page
 from agfa.benchmark.report import build
+from agfa.benchmark.running import Here
+from agfa.training.config import TrainConfig
+from agfa.training.progress import Display
+from support import QUICK, make_images
 from support_browser import CHROMIUM, DRIVER, SIZES, By, Keys, asked, serious, started, visit, width
 from support_runs import make_paper_sweep
 
@@ -19,12 +24,22 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
 ]
 
+SETTINGS = {key: value for key, value in QUICK.items() if key != "track_target"}
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The report of a made-up sweep."""
     root = tmp_path_factory.mktemp("report")
     return write_page(root / "report.html", build([make_paper_sweep(root / "sweep")], "training-domain")).as_uri()
+
+
+@pytest.fixture(scope="module")
+def audit_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An audit of images that are hardly learnt, so that there are mistakes."""
+    root = tmp_path_factory.mktemp("audit")
+    given = TrainConfig(data=str(make_images(root / "tiny")), **{**SETTINGS, "steps": 2, "evaluate_every": 1})
+    return run_audit(given, METHODS, 1, 1, root / "out", Here(), Display(quiet=True))[1].as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +57,11 @@ def column(browser: Any, number: int) -> list[str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_it_is_accessible_fits_and_is_quiet(browser: Any, page: str, size: str, theme: str) -> None:
+@pytest.mark.parametrize("which", ["page", "audit_page"])
+def test_it_is_accessible_fits_and_is_quiet(
+    request: pytest.FixtureRequest, browser: Any, which: str, size: str, theme: str
+) -> None:
+    page = request.getfixturevalue(which)
     for log in ("performance", "browser"):
         browser.get_log(log)  # what earlier pages said
     visit(browser, page, size, theme)

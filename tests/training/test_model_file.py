@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing key": (edit(lambda card: card.pop("mean")), "mean: field required"),
     "a later format": (edit(lambda card: card.update(format=3)), "format 3, and this agfa reads up to 2; install a"),
     "no format": (edit(lambda card: card.update(format="2.0")), "format: input should be 2, not '2.0'"),
-    "a cold temperature": (edit(lambda card: card.update(temperature=0)), "temperature: input should be greater than"),
+    "a cold temperature": (edit(lambda card: card.update(temperature=0)), "temperature: input should be greater"),
     "another method": (
         edit(lambda card: card.update(algorithm="erm", hparams={})),
         "does not hold the model that model.json describes",
