@@ -90,7 +90,7 @@ def disagreement(mu: Tensor, sigma: Tensor) -> Tensor:
     low, high = (mu - 6 * sigma).amax(-1), (mu + 6 * sigma).amax(-1)
     edges = torch.linspace(0, 1, CELLS + 1).to(mu)
     at = low[:, None] + (high - low)[:, None] * edges
-    log_f = torch.special.log_ndtr((at[:, None] - mu[..., None]) / sigma[..., None])  # (n, C, cells + 1)
+    log_f: Tensor = torch.special.log_ndtr((at[:, None] - mu[..., None]) / sigma[..., None])  # (n, C, cells + 1)
     log_g = log_f.sum(1)
     rise, total = log_f.diff(), log_g.diff()[:, None].clamp(min=torch.finfo(mu.dtype).tiny)
     wins = (log_g.exp().diff()[:, None] * rise / total).sum(-1)
@@ -115,5 +115,6 @@ def _of_others(x: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def even_noise(draws: int, classes: int) -> Tensor:
     """Standard normal numbers (draws, 1, classes) that fill their space evenly (Sobol); always the same."""
-    even = torch.quasirandom.SobolEngine(classes, scramble=True, seed=0).draw(draws, dtype=torch.float64)
-    return torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6))[:, None]
+    engine = torch.quasirandom.SobolEngine(classes, scramble=True, seed=0)  # type: ignore[no-untyped-call]
+    noise: Tensor = torch.special.ndtri(engine.draw(draws, dtype=torch.float64).clamp(1e-6, 1 - 1e-6))
+    return noise[:, None]

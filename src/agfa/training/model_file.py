@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import safetensors.torch
 import torch
@@ -17,7 +17,7 @@ from agfa.errors import UsageError, describe
 from agfa.files import replace
 from agfa.nn.backbones import build_backbone
 
-FORMAT = 2
+FORMAT: Final = 2
 
 
 class Audit(BaseModel, extra="forbid", frozen=True):

@@ -75,7 +75,7 @@ def frame(keys: Sequence[str], part: Part, said: Answers, temperature: float) ->
 def write(run: Path, frames: Sequence[pl.DataFrame]) -> None:
     """Write the run's file."""
     whole = pl.concat(frames)
-    replace(run / FILE, lambda file: whole.write_parquet(file))  # type: ignore[arg-type]  # any binary file will do
+    replace(run / FILE, lambda file: whole.write_parquet(file))
 
 
 def read(run: Path) -> pl.DataFrame | None:
