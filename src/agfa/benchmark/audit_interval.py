@@ -20,7 +20,8 @@ No constant is fitted to anything. On the paper's published tables (116 rows of 
 predicted from every three of the others) the interval holds the accuracy in 79% and is 43 points wide on average.
 
 The final model learns from one domain more than the models that were measured; no correction is made for that, so
-the figure tends to be low rather than high. Where the next domain is of another kind than all of these, it is void.
+the figure tends to be low rather than high, with three domains much so (docs/results.md has Digits). Where the next
+domain is of another kind than all of these, it is void.
 """
 
 from __future__ import annotations
