@@ -261,6 +261,10 @@ def test_flags_override_the_file(train: Agfa, agfa: Agfa) -> None:
 def test_the_checkpoint_goes_when_the_run_is_done(tiny: Path, quick: dict[str, Any]) -> None:
     package.train(**quick, data=str(tiny), target="sky", out="run")
     assert sorted(p.name for p in Path("run/checkpoint").iterdir()) == []
+    for name in ("latest", "previous"):  # killed before they went
+        Path(f"run/checkpoint/{name}.pt").touch()
+    package.train(**quick, data=str(tiny), target="sky", out="run")
+    assert sorted(p.name for p in Path("run/checkpoint").iterdir()) == []
 
 
 def test_the_log_grows_in_time(tiny: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
