@@ -1,6 +1,6 @@
 """The memory that training takes when its images fill a large store: by default 50 GB, more than most machines have.
 
-python benchmarks/memory.py [--gigabytes 50] [--steps 100]
+python benchmarks/memory.py [--gigabytes 50] [--steps 20]
 
 The store is a sparse file: its images are black, but mapped, read, cropped, augmented and evaluated as any. The
 network is a small one, for what grows with the data is of interest. Anonymous memory is what the system cannot take
@@ -91,14 +91,14 @@ def measure(gigabytes: float, steps: int, where: Path) -> tuple[float, float]:
             train(
                 data=str(where / "data"),
                 algorithm="erm",
-                averaging="swad",
+                averaging="none",
                 backbone="test_resnet",
                 weights="none",
                 image_size=SIZE,
                 batch_size=32,
                 steps=steps,
                 evaluate_every=steps,
-                val_fraction=min(0.2, 8000 / images),  # more than an evaluation keeps in memory
+                val_fraction=min(0.2, 7300 / images),  # more than an evaluation keeps in memory
                 out=where / "run",
             )
     finally:
@@ -114,7 +114,7 @@ def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=50)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         _, most = measure(args.gigabytes, args.steps, Path(folder))

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from agfa.inference.predictor import load
     from agfa.training.trainer import Run
 
-# torch reads it at its first tensor: large pages for large tensors, which on a CPU is a tenth of a step
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+if os.path.exists("/sys/kernel/mm/transparent_hugepage"):  # noqa: PTH110  # pathlib takes longer than all else here
+    # torch reads it at its first tensor: large pages for large tensors, which on a CPU is a tenth of a step
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"
 __all__ = ["load", "train"]
