@@ -21,6 +21,7 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.commits: dict[str, list[dict[str, bytes]]] = {}
         self.private: set[str] = set()
         self.large: dict[str, bytes] = {}
+        self.validated: list[str] = []  # README.md that were asked about
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -73,6 +74,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if asked.get("private") or asked.get("visibility") == "private":
                 hub.private.add(name)
             return self.send({"url": f"{hub.url}/{name}", "name": name, "id": name})
+        if parts[:2] == ["api", "validate-yaml"]:
+            hub.validated.append(json.loads(body)["content"])
+            return self.send({"errors": [], "warnings": []})
         if parts[:2] == ["api", "models"]:
             return self.repository("/".join(parts[2:4]), parts[4:], body)
         name = "/".join(parts[:2]).removesuffix(".git")

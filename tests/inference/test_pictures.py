@@ -96,8 +96,8 @@ def test_float_images_are_the_bytes_that_they_were_made_of() -> None:
     ("form", "said"),
     [
         (COLOR.astype(np.float32), "floats are taken as [0, 1]"),
-        (np.full((4, 4), np.nan), "goes from nan to nan"),
-        (COLOR / 255 - 0.5, "goes from -0.5 to"),
+        (np.full((4, 4), np.nan), "go from nan to nan"),
+        (COLOR / 255 - 0.5, "go from -0.5 to"),
         (COLOR.astype(np.int64), "int64 numbers could mean anything; give uint8"),
         (np.zeros((4, 4, 5), np.uint8), "4 x 4 x 5 is not the shape of an image"),
         (np.zeros((0, 4, 3), np.uint8), "0 x 4 x 3 is not the shape"),
@@ -107,7 +107,7 @@ def test_float_images_are_the_bytes_that_they_were_made_of() -> None:
         ("memory://pictures/none.png", "memory://pictures/none.png: "),
         (3, "'int' object is not iterable"),
     ],
-    ids=str,
+    ids=range(11),
 )
 def test_what_is_no_image(form: Any, said: str, predictor: Predictor) -> None:
     with pytest.raises((UsageError, TypeError)) as error:

@@ -166,7 +166,7 @@ def test_one_s_own_readme_is_kept_and_may_be_edited(model: Path, tmp_path: Path)
     [
         ("nowhere", "does not exist", 2),
         ("memory://nowhere/at/all", "no memory://nowhere/at/all/model.safetensors", 2),
-        ("http://127.0.0.1:9/model", "http://127.0.0.1:9/model cannot be reached: ", 1),
+        ("http://127.0.0.1:9/model", "cannot be reached: ", 1),
         ("s4://bucket/model", "s4", 2),
         ("hf:name", "hf:name is no repository of the hub; it is hf:OWNER/NAME", 2),
         ("hf:owner/name@", "is no repository of the hub", 2),
@@ -222,6 +222,7 @@ def test_a_repository_of_the_hub(hub: FakeHub, model: Path, tmp_path: Path) -> N
     (commit,) = hub.commits["me/photo"]
     assert sorted(commit) == sorted(FILES)
     assert hub.private == {"me/photo"}
+    assert hub.validated == [commit["README.md"].decode()]
     assert commit[WEIGHTS] == (model / WEIGHTS).read_bytes()
     assert hashlib.sha256(commit[WEIGHTS]).hexdigest() in commit[SUMS].decode()
     pulled = agfa_process(hub, home, "pull", "hf:me/photo", "pulled")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agfa.nn.predictive import predictive
+from agfa.nn.predictive import mean_softmax, predictive
 from agfa.training.temperature import COLDEST, HOTTEST, fit_temperature, nll
 
 
@@ -23,24 +23,14 @@ def validation(true: float, n: int = 400, classes: int = 5, sigma: float | None 
 
 
 def brute_force(mu: Tensor, sigma: Tensor | None, labels: Tensor) -> float:
-    """The best of 1,000 temperatures, by numpy for an ordinary head."""
-    temperatures = np.geomspace(COLDEST, HOTTEST, 1001)
-    if sigma is None:
-        f, y = mu.double().numpy(), labels.numpy()
-        losses = [
-            np.mean(
-                [
-                    math.log(sum(math.exp((v - max(a)) / t) for v in a)) - (a[k] - max(a)) / t
-                    for a, k in zip(f, y, strict=True)
-                ]
-            )
-            for t in temperatures
-        ]
-    else:
-        losses = [
-            -predictive(mu.double(), sigma.double(), t).probabilities[range(len(mu)), labels].log().mean().item()
-            for t in temperatures
-        ]
+    """The best of many temperatures, a percent or less apart; for an ordinary head by hand."""
+    temperatures = np.geomspace(COLDEST, HOTTEST, 801 if sigma is None else 401)
+    if sigma is not None:
+        mu, sigma = mu.double(), sigma.double()
+        losses = [-mean_softmax(mu / t, sigma / t)[range(len(mu)), labels].log().mean().item() for t in temperatures]
+        return float(temperatures[int(np.argmin(losses))])
+    images = list(zip((mu - mu.amax(-1, keepdim=True)).tolist(), labels.tolist(), strict=True))
+    losses = [sum(math.log(sum(math.exp(v / t) for v in f)) - f[y] / t for f, y in images) for t in temperatures]
     return float(temperatures[int(np.argmin(losses))])
 
 

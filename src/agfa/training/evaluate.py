@@ -77,9 +77,10 @@ class Answers(NamedTuple):
 
     def score(self) -> Score:
         """The right answers at the posterior means."""
-        right = (self.mu.argmax(-1) == self.labels).sum()
-        loss = F.cross_entropy(self.mu.double(), self.labels, reduction="sum")
-        return Score.of(torch.stack([right, loss, torch.tensor(len(self.labels))]))
+        right = (self.mu.argmax(-1) == self.labels).sum().item()
+        loss = F.cross_entropy(self.mu, self.labels, reduction="sum").item()
+        n = len(self.labels)
+        return Score(right / max(1, n), loss / max(1, n), n)
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ from agfa.training.evaluate import Answers, Place
 from agfa.training.setup import Splits
 
 FILE = "predictions.parquet"
-BATCH = 4096  # images whose draws are in memory at once
+NUMBERS = 2**16  # probabilities that are worked out at once
 
 
 def frames(
@@ -52,9 +52,10 @@ def frames(
 def frame(keys: Sequence[str], part: Part, said: Answers, temperature: float) -> pl.DataFrame:
     """What is said of the images of a part, which have these keys."""
     mu, sigma = said.mu.cpu(), None if said.sigma is None else said.sigma.cpu()
+    n = max(1, NUMBERS // mu.shape[-1])
     each = [
-        predictive(mu[i : i + BATCH], None if sigma is None else sigma[i : i + BATCH], temperature)
-        for i in range(0, len(mu), BATCH)
+        predictive(mu[i : i + n], None if sigma is None else sigma[i : i + n], temperature)
+        for i in range(0, len(mu), n)
     ]
     probabilities = torch.cat([of.probabilities for of in each]).float().numpy()
     differ = [of.disagreement for of in each if of.disagreement is not None]

@@ -1,4 +1,4 @@
-"""A run's folder: config.yaml, environment.json, metrics.jsonl, checkpoint/, models/, model.*, README.md, ... done"""
+"""A run's folder: config.yaml, environment.json, metrics.jsonl, checkpoint/, models/, model.*, README.md, done"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def fit_temperature(mu: Tensor, sigma: Tensor | None, labels: Tensor) -> float:
     return round(math.exp(min(best, float(found.x), key=loss)), 4)
 
 
-def nll(mu: Tensor, sigma: Tensor | None, labels: Tensor, temperature: float, chunk: int = 2**16) -> float:
+def nll(mu: Tensor, sigma: Tensor | None, labels: Tensor, temperature: float, chunk: int = 2**14) -> float:
     """Mean -log p(y | x) at a temperature."""
     total, images = 0.0, max(1, chunk // mu.shape[-1])
     for i in range(0, len(mu), images):
