@@ -50,6 +50,11 @@ def replace(path: Path, write: Callable[[IO[bytes]], object], kept: Path | None 
             draft.unlink(missing_ok=True)
 
 
+def put(path: Path, content: bytes) -> None:
+    """Make `path` hold `content`, whole or not at all."""
+    replace(path, lambda file: file.write(content))
+
+
 @contextmanager
 def alone(lock: Path, waiting: Callable[[], object]) -> Iterator[None]:
     """Let one process at a time through, and call `waiting` before having to wait.

@@ -20,7 +20,7 @@ from agfa.benchmark.audit_plan import make_plan
 from agfa.benchmark.running import Workers, forgive, run_sweep, state
 from agfa.data.domains import DomainDataset
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace
+from agfa.files import put
 from agfa.training.config import TrainConfig
 from agfa.training.model_file import Audit
 from agfa.training.progress import Display
@@ -56,7 +56,7 @@ def run_audit(
     findings = find(plan)
     command = final_command(findings, given)
     content = json.dumps(contents(findings, command), indent=1).encode()
-    replace(out / FILE, lambda file: file.write(content + b"\n"))
+    put(out / FILE, content + b"\n")
     return findings, write_page(out / "audit.html", findings, command)
 
 

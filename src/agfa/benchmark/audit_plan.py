@@ -22,9 +22,10 @@ from agfa.benchmark.missing import count
 from agfa.benchmark.running import Workers
 from agfa.data import catalog
 from agfa.data.domains import DomainDataset
+from agfa.data.inventory import changes, inventory
 from agfa.data.own import FORMS
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace
+from agfa.files import put
 from agfa.training.config import CompleteConfig, TrainConfig, read
 from agfa.training.progress import Display
 
@@ -180,7 +181,7 @@ def _costs(draft: dict[str, Any], out: Path, workers: Workers, display: Display)
 def _expanded(sweep: dict[str, Any], out: Path) -> list[CompleteConfig]:
     """The trainings that a sweep stands for."""
     file = out / ".draft.yaml"
-    replace(file, lambda f: f.write(yaml.safe_dump(sweep).encode()))
+    put(file, yaml.safe_dump(sweep).encode())
     try:
         return expand(file, out)
     finally:
@@ -197,11 +198,13 @@ def _same(file: Path, wanted: dict[str, Any], dataset: DomainDataset) -> dict[st
     fitted = {k: v for k, v in there["settings"].items() if k in wanted["settings"] or k not in _FITTED}
     kept = {**there, "settings": fitted}
     keys = [key for key in ("datasets", "hparams", "backbones", "settings") if kept[key] != wanted[key]]
-    if of != dataset.fingerprint():
-        keys.append("images")
     if keys:
         raise UsageError(
             f"{file.parent} is an audit of other {' and '.join(keys)}; choose another --out, or delete it"
+        )
+    if different := changes(of, inventory(dataset)):
+        raise UsageError(
+            f"{file.parent} is an audit of other images ({'; '.join(different)}); choose another --out, or delete it"
         )
     return there
 
@@ -210,8 +213,8 @@ _FITTED = ("steps", "evaluate_every")
 
 
 def _write(file: Path, sweep: dict[str, Any], dataset: DomainDataset) -> None:
-    replace(file.with_name("data.json"), lambda f: f.write(json.dumps(dataset.fingerprint()).encode()))
-    replace(file, lambda f: f.write(yaml.safe_dump(sweep, sort_keys=False).encode()))
+    put(file.with_name("data.json"), json.dumps(inventory(dataset)).encode())
+    put(file, yaml.safe_dump(sweep, sort_keys=False).encode())
 
 
 def _budget(least: float) -> str:

@@ -13,7 +13,7 @@ from agfa.algorithms.base import plain_backward
 from agfa.data.augment import Augmentation
 from agfa.data.batches import Part, training_batches
 from agfa.data.store import open_images
-from agfa.files import replace
+from agfa.files import put
 from agfa.training import processes
 from agfa.training.config import CompleteConfig
 from agfa.training.evaluate import totals
@@ -111,7 +111,7 @@ def costs(
         if cost is not None:
             known[name] = cost
             content = json.dumps({name: cost._asdict() for name, cost in known.items()}, indent=1)
-            replace(cache, lambda file, content=content: file.write(content.encode()))  # type: ignore[misc]  # mypy infers no lambda with a default
+            put(cache, content.encode())
     return known
 
 

@@ -20,7 +20,7 @@ from agfa.benchmark.missing import count
 from agfa.benchmark.render import said, text
 from agfa.benchmark.report import Report
 from agfa.benchmark.tables import Cell
-from agfa.files import replace
+from agfa.files import put
 
 ENVIRONMENT = "environment.json"
 
@@ -46,7 +46,7 @@ def render(path: Path, template: str, **values: Any) -> Path:
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = _templates().get_template(template).render(**values, script=Markup(script), script_hash=script_hash)
     # "replace": a folder's name on disk may be no valid Unicode, and is still to be reported
-    replace(path, lambda file: file.write(html.encode("utf-8", errors="replace")))
+    put(path, html.encode("utf-8", errors="replace"))
     return path
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -35,7 +34,7 @@ from agfa.benchmark.tables import (
 )
 from agfa.benchmark.uncertainty import Believed, believed, calibration_figure, calibration_table
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace
+from agfa.files import put
 from agfa.training.config import INCIDENTAL
 
 _CHOSEN_BY = {
@@ -130,13 +129,9 @@ def write_figures(figures: Sequence[ReportFigure], folder: Path) -> list[Path]:
             (folder / f"{name}.svg", to_svg(figure.figure).encode()),
             (folder / f"{name}.pdf", to_pdf(figure.figure)),
         ):
-            replace(path, partial(_write, content))
+            put(path, content)
             written.append(path)
     return written
-
-
-def _write(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _comparison(chosen: pl.DataFrame, group: tuple[str, str, str]) -> Table | None:

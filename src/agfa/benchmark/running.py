@@ -25,7 +25,7 @@ import torch
 from agfa.benchmark.estimate import Cost, costs, duration, kind, measure, seconds
 from agfa.data import catalog
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace, writing
+from agfa.files import put, replace, writing
 from agfa.training.config import CompleteConfig
 from agfa.training.progress import Display
 from agfa.training.run_folder import HeldError, RunFolder, holder, locked
@@ -212,7 +212,7 @@ def attempt(config: CompleteConfig, display: Display, node: str | None = None) -
 def set_aside(config: CompleteConfig, reason: str, attempts: int) -> None:
     """Leave a run alone from now on, and say why."""
     values = {"reason": reason, "attempts": attempts, "time": _now()}
-    replace(RunFolder(config.out).failed, lambda f: f.write((json.dumps(values) + "\n").encode()))
+    put(RunFolder(config.out).failed, (json.dumps(values) + "\n").encode())
 
 
 def _note(config: CompleteConfig, process: str, event: str, **more: str) -> None:

@@ -51,7 +51,7 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler, which counts the memory, is talkative
     from agfa.benchmark.bench import Plan
     from agfa.benchmark.bench import bench as measure
-    from agfa.files import replace
+    from agfa.files import put
     from agfa.training.progress import Display
 
     if precision not in ("32", "bf16-mixed"):
@@ -64,7 +64,7 @@ def bench(
     found = measure(plan, Display().say)
     if out is not None:
         text = json.dumps(found.record(), indent=2) + "\n"
-        replace(out, lambda f: f.write(text.encode()))
+        put(out, text.encode())
     print(f"{backbone}, {image_size} px, {images} images a step, {precision}, {device}; medians and 90% intervals")
     table(
         ("step", "ms", "images/s"),

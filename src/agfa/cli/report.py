@@ -10,7 +10,7 @@ from typing import Literal
 from agfa.cli.app import app
 from agfa.cli.show import console
 from agfa.errors import UsageError
-from agfa.files import replace
+from agfa.files import put
 
 
 @app.command
@@ -60,4 +60,4 @@ def report(
     if out is None:
         print(text, end="")
     else:
-        replace(out, lambda file: file.write(text.encode()))
+        put(out, text.encode())

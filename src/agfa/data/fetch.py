@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from agfa.data.unpack import PIECE, UnusableError
 from agfa.errors import AgfaError
-from agfa.files import replace, writing
+from agfa.files import put, writing
 
 TIMEOUT = 30.0  # seconds without a byte
 WAITS = (1.0, 4.0, 10.0)  # seconds before the tries that follow one which brought nothing new
@@ -100,7 +100,7 @@ def _receive(url: str, part: Path, limits: Limits, progress: Progress | None) ->
             etag = answer.headers.get("ETag", "")
             same = answer.headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
             part.unlink(missing_ok=True)  # first: the note must never be of another file than the part
-            replace(_note(part), lambda file: file.write(json.dumps([same, total]).encode()))
+            put(_note(part), json.dumps([same, total]).encode())
         if limits.size is not None and total and total != limits.size:
             raise UnusableError(f"it has {total} bytes, not {limits.size}")
         if total > limits.most:

@@ -16,11 +16,11 @@ Inventory = dict[str, Holding]  # by "domain/class", in their order
 FEW = 4  # differences that are named
 
 
-def inventory(dataset: DomainDataset, images: Mapping[str, Images]) -> Inventory:
-    """What each class of each domain holds."""
+def inventory(dataset: DomainDataset, images: Mapping[str, Images] | None = None) -> Inventory:
+    """What each class of each domain holds; without images, nothing is known of pixels."""
     found = {}
     for domain in dataset.domains:
-        contents = digests_of(images[domain.name])
+        contents = digests_of(images[domain.name]) if images else None
         for number, name in enumerate(dataset.classes):
             places = np.flatnonzero(domain.labels == number)
             keys = repr([domain.keys[i] for i in places.tolist()]).encode(errors="surrogateescape")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from agfa.algorithms.base import Network
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace
+from agfa.files import put
 from agfa.inference.predictor import Predictor
 from agfa.inference.real_images import RealImages, real_images
 from agfa.nn.heads import logits_of
@@ -132,8 +132,8 @@ def export(
             content = quantised(content, images.pixels[:calibrated_on].numpy())
         agreement = compare(_session(content), predictor, graph, measured)
     notes = json.dumps(_notes(predictor, agreement, calibrated_on, format, check), indent=2).encode()
-    replace(out.with_name(f"{out.name}.json"), lambda file: file.write(notes + b"\n"))
-    replace(out, lambda file: file.write(content))  # last, so that a model that is there is whole
+    put(out.with_name(f"{out.name}.json"), notes + b"\n")
+    put(out, content)  # last, so that a model that is there is whole
     return Export(out, agreement, calibrated_on)
 
 
@@ -143,7 +143,7 @@ def compare(run: Run, predictor: Predictor, graph: Graph, images: RealImages) ->
     n = len(images.pixels)
     differences: dict[str, list[Tensor]] = {}
     classes: list[Tensor] = []
-    for batch in images.pixels.split(list(_sizes(n))):
+    for batch in torch.split(images.pixels, list(_sizes(n))):
         got, want = run(batch), graph(batch)
         answers = predictor.answer(batch)
         said = [list(answer.probabilities.values()) for answer in answers]
@@ -203,6 +203,7 @@ def _onnx(program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
             dynamic_shapes={"images": {0: "batch"}},
             verbose=False,
         )
+        assert made is not None  # with dynamo there is a program
         content = made.model_proto.SerializeToString()
         return content, _session(content)
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from agfa.data.sources import printable
 from agfa.errors import UsageError
-from agfa.files import replace, writing
+from agfa.files import put, writing
 from agfa.inference.predictor import Prediction
 from agfa.training.run_folder import locked
 
@@ -140,7 +140,7 @@ def write(
 def _claim(note: Path, of: Row, out: Path, anew: bool) -> None:
     """See that what is there was begun by the same command."""
     if anew:
-        replace(note, lambda f: f.write(json.dumps(of).encode()))
+        put(note, json.dumps(of).encode())
     try:
         there = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ def one_by_one(images: Pictures) -> Iterator[Picture]:
     elif isinstance(images, str | os.PathLike | Image.Image) or hasattr(images, "read_bytes"):
         yield images  # type: ignore[misc]  # what has read_bytes is a Source
     else:
-        for image in images:  # type: ignore[union-attr]
+        for image in images:
             if isinstance(image, np.ndarray | Tensor):
                 yield from one_by_one(image)  # a loader gives batches
             else:

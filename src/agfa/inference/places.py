@@ -12,13 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from agfa.data.own import HUB
 from agfa.data.store import cache_folder
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace, writing
+from agfa.files import put, replace, writing
 from agfa.training import model_file
 from agfa.training.model_readme import readme
 
@@ -55,7 +56,7 @@ def pull(source: str | Path, folder: Path, progress: Progress | None = None) -> 
         raise UsageError(f"{folder} exists; choose another folder, or delete it")
     with here(source, progress) as model, _made(folder) as draft:
         for name, content in _bundle(model).items():
-            replace(draft / name, lambda f, content=content: f.write(content))
+            put(draft / name, content)
     return folder
 
 
@@ -76,7 +77,7 @@ def push(model: str | Path, place: str, progress: Progress | None = None) -> Non
         _to_address(files, place, progress)
     else:
         for name, content in files.items():
-            replace(Path(place).expanduser() / name, lambda f, content=content: f.write(content))
+            put(Path(place).expanduser() / name, content)
 
 
 def _bundle(model: Path) -> dict[str, bytes]:
@@ -148,19 +149,19 @@ def _from_address(address: str, progress: Progress | None) -> Iterator[Path]:
         with _made(kept) as draft:
             _bring(root, draft, (weights, card, README), address, progress)
             _verify(draft, sums, (weights, card, README), address)
-            replace(draft / SUMS, lambda f: f.write(sums))
+            put(draft / SUMS, sums)
     yield _verified(kept / weights, str(kept)) if weights != WEIGHTS else _verified(kept, str(kept))
 
 
 def _bring(root: str, folder: Path, names: tuple[str, ...], address: str, progress: Progress | None) -> None:
     for name in names:
         if name != README:
-            replace(folder / name, lambda f, name=name: _copy(f"{root}/{name}", f, progress, address))
+            replace(folder / name, partial(_copy, f"{root}/{name}", progress=progress, address=address))
         elif (text := _read(f"{root}/{name}")) is not None:
-            replace(folder / name, lambda f: f.write(text))
+            put(folder / name, text)
 
 
-def _copy(source: str, file: Any, progress: Progress | None, address: str) -> None:
+def _copy(source: str, file: IO[bytes], progress: Progress | None, address: str) -> None:
     """Write what is at an address to a file."""
     import fsspec
 
@@ -202,7 +203,7 @@ def _to_address(files: dict[str, bytes], address: str, progress: Progress | None
         system, root = fsspec.url_to_fs(address.rstrip("/"))
         if "file" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)):
             for name, content in files.items():  # fsspec's own would go by way of another disk
-                replace(Path(root) / name, lambda f, content=content: f.write(content))
+                put(Path(root) / name, content)
             return
         try:
             system.makedirs(root, exist_ok=True)
@@ -243,7 +244,7 @@ def _plain_errors(address: str) -> Iterator[None]:
 def _from_hub(place: str) -> Path:
     """The model's files in the hub's cache, brought there if they are not; without a network, what is there."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     repository, revision = _repository(place)
     try:
@@ -257,7 +258,7 @@ def _from_hub(place: str) -> Path:
 def _to_hub(files: dict[str, bytes], place: str) -> None:
     """One commit; whoever is logged in must be allowed to make it. A repository that is new is private."""
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
     repository, branch = _repository(place)
     additions = [CommitOperationAdd(name, content) for name, content in files.items()]

@@ -14,7 +14,7 @@ from torch import Tensor
 from agfa import algorithms
 from agfa.algorithms.base import Network, Problem
 from agfa.errors import UsageError, describe
-from agfa.files import replace
+from agfa.files import put
 from agfa.nn.backbones import build_backbone
 
 FORMAT: Final = 2
@@ -72,9 +72,9 @@ def save(path: Path, state: dict[str, Tensor], card: ModelCard) -> None:
     """Write `path`.safetensors and `path`.json; the weights last, so that a model that is there is whole."""
     tensors = {key: value.contiguous().cpu() for key, value in state.items()}
     text = card.model_dump_json(indent=2).encode() + b"\n"
-    replace(path.with_suffix(".json"), lambda f: f.write(text))
+    put(path.with_suffix(".json"), text)
     content = safetensors.torch.save(tensors)
-    replace(path.with_suffix(".safetensors"), lambda f: f.write(content))
+    put(path.with_suffix(".safetensors"), content)
 
 
 def attach(path: Path, audit: Audit) -> None:
@@ -82,7 +82,7 @@ def attach(path: Path, audit: Audit) -> None:
     file = path.with_suffix(".json")
     card = ModelCard.model_validate(migrated(json.loads(file.read_text(encoding="utf-8"))))
     text = card.model_copy(update={"audit": audit}).model_dump_json(indent=2).encode() + b"\n"
-    replace(file, lambda f: f.write(text))
+    put(file, text)
 
 
 def load(path: Path) -> tuple[Network, ModelCard]:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import torch
 
 from agfa.errors import AgfaError, UsageError
-from agfa.files import replace, writing
+from agfa.files import put, writing
 from agfa.training import checkpoint, config
 from agfa.training.config import CompleteConfig
 
@@ -88,8 +88,8 @@ class RunFolder:
                     "choose another folder with --out, or delete it"
                 )
         if not self.metrics.exists():  # nothing is computed yet: the settings may still change
-            replace(file, lambda f: f.write(config.dump(wanted).encode()))
-            replace(self.path / "environment.json", lambda f: f.write(_json(environment())))
+            put(file, config.dump(wanted).encode())
+            put(self.path / "environment.json", _json(environment()))
 
     def batch_size(self) -> int:
         """That of the run that is in the folder."""
@@ -130,7 +130,7 @@ class RunFolder:
 
     def finish(self) -> None:
         """Mark the run as complete; what was needed to resume it goes."""
-        replace(self.done, lambda f: f.write(b""))
+        put(self.done, b"")
         checkpoint.remove(self.checkpoint)
 
 
@@ -143,7 +143,7 @@ def holder(run: Path) -> str | None:
         return None
 
 
-def locked(file: TextIO, exclusively: bool) -> bool:
+def locked(file: IO[Any], exclusively: bool) -> bool:
     """Whether the file could be locked, until it is closed. Where a system has no locks, it always is."""
     if fcntl is None:
         return True

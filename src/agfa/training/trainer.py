@@ -29,7 +29,7 @@ from agfa.data.inventory import changes, inventory
 from agfa.data.splits import Roles
 from agfa.data.store import open_images
 from agfa.errors import UsageError
-from agfa.files import replace
+from agfa.files import put
 from agfa.nn.backbones import weights_hash
 from agfa.nn.exchange import Share
 from agfa.nn.fast import quicken
@@ -265,14 +265,13 @@ def _train(
             named = card.model_copy(update={"model": name, "step": step, "temperature": temperature})
             model_file.save(folder.path / "models" / name, state, named)
             if name == config.chosen:
-                text = readme(named, folder.path / "model.safetensors").encode()
-                replace(folder.path / "README.md", lambda f, text=text: f.write(text))
+                put(folder.path / "README.md", readme(named, folder.path / "model.safetensors").encode())
                 model_file.save(folder.path / "model", state, named)
     if writer:
         others = {k: v.contiguous() for k, v in algorithm.state_dict().items() if not k.startswith("network.")}
         predictions.write(folder.path, told)
         if others:
-            replace(folder.players, lambda f: f.write(safetensors.torch.save(others)))
+            put(folder.players, safetensors.torch.save(others))
         folder.finish()
     fabric.barrier()
     return Run(folder.path, config, finals, training.seconds)
