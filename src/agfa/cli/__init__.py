@@ -73,4 +73,6 @@ def _one_line(error: Exception) -> str:
         cause = error.__cause__
         text = describe(cause, TrainConfig) if isinstance(cause, ValidationError) else str(error)
         return f"{' '.join(text.split())} (agfa --help)"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror}; the same command goes on where it stopped"
     return f"{type(error).__name__}: {' '.join(str(error).split())} (run it again with --debug for the traceback)"
