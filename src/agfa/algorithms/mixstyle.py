@@ -13,8 +13,8 @@ divided by HW as in the paper, where the authors' code divides by HW - 1: the tw
 authors' code a minibatch is made of two domains that exchange styles; here all sources are in it, and each takes
 after another that is drawn anew.
 
-With μ and σ constants, the gradient of x is scaled by the mixed σ over its own: a channel that hardly varies in one image
-and does in the other scales it by up to 1/√eps. Where many do (a small ConvNet on digits) nothing is learnt; see eps.
+With μ and σ constants, the gradient of x is scaled by the mixed σ over its own: by up to 1/√eps in a channel that
+hardly varies in one image and does in the other. Where many do (a small ConvNet on digits) nothing is learnt; see eps.
 """
 
 from __future__ import annotations
