@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,11 @@ def same(one: Path, other: Path) -> None:
         {p.name: p.read_text() for p in run.rglob("*.json") if p.name != "environment.json"} for run in (one, other)
     ]
     assert cards[0] == cards[1]
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """The fenced blocks of one language in a page of Markdown."""
+    return [block for found, block in re.findall(r"^```(\S*)\n(.*?)^```$", text, re.M | re.S) if found == language]
 
 
 def listing(dataset: DomainDataset) -> str:

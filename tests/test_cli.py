@@ -22,6 +22,7 @@ COMMANDS = [
     ("evaluate",),
     ("predict",),
     ("export",),
+    ("serve",),
     ("push",),
     ("pull",),
     ("algorithms",),

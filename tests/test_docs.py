@@ -12,6 +12,7 @@ import pytest
 
 from agfa import algorithms
 from agfa.cli import app
+from support import fenced
 from support_methods import SIZES
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def blocks(language: str) -> list:
     """The fenced blocks of one language, those of a page one test parameter."""
-    found = [(page, re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)) for page in PAGES]
+    found = [(page, fenced(page.read_text(), language)) for page in PAGES]
     return [pytest.param(blocks, id=page.name) for page, blocks in found if blocks]
 
 
@@ -28,8 +29,8 @@ def commands() -> list:
     found = []
     for page in PAGES:
         text = page.read_text()
-        lines = [line for block in re.findall(r"^```\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
-        lines += re.findall(r"`(agfa [^`]+)`", text)
+        lines = [line for block in fenced(text, "") for line in block.splitlines()]
+        lines += [named for named in re.findall(r"`(agfa [^`]+)`", text) if len(named.split()) > 2]
         found += [pytest.param(line, id=f"{page.name}: {line}") for line in lines if line.startswith("agfa ")]
     return found
 
@@ -73,7 +74,7 @@ def test_links_lead_somewhere(page):
 
 def test_readme_names_every_make_target_that_it_promises():
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make ([a-z-]+)", " ".join(page.read_text() for page in PAGES)):
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", "\n".join(page.read_text() for page in PAGES), re.M):
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 

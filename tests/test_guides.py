@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agfa import algorithms
-from support import CLASSES, Agfa
+from support import CLASSES, Agfa, fenced
 
 DOCS = Path(__file__).parent.parent / "docs"
 SMALL = "--backbone convnet --weights none --image-size 8 --no-augment --batch-size 4"
@@ -33,7 +32,7 @@ SETTINGS = (
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
+    return fenced((DOCS / page).read_text(), language)
 
 
 def commands(page: str) -> list[list[str]]:

@@ -237,7 +237,7 @@ def test_trainings_are_reported_as_they_are(agfa: Agfa, train: Agfa, tmp_path: P
     assert all(isinstance(line.cells[0], Cell) for line in report.tables[0].lines)
     assert {figure.name for figure in report.figures} == {
         *("tiny-convnet-learning", "tiny-amplitude", "tiny-convnet-leave_one_out-ablation"),
-        "tiny-convnet-leave_one_out-cost",
+        *("tiny-convnet-leave_one_out-cost", "tiny-convnet-leave_one_out-calibration"),
     }
     assert report.missing == ("tiny, convnet: one seed gives no standard error; what is chance is not known.",)
 

@@ -215,7 +215,7 @@ def test_what_cannot_be_timed_is_run_all_the_same(tiny: Path, agfa: Agfa) -> Non
     write(hparams={"lr": 1e30})
     ended = agfa("sweep", "s.yaml", "--retries", "0")
     assert ended.status == 1
-    assert "a loss is not finite" in ended.err
+    assert "is not finite" in ended.err
 
 
 @pytest.mark.parametrize(

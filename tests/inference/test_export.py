@@ -176,7 +176,7 @@ def test_eight_bits_and_what_they_cost(run: Path, tiny: Path, exported: Export) 
     assert done.agreement.accuracy is not None
     right = (found["logits_mean"].argmax(1) == images.labels[45:]).mean()
     assert done.agreement.accuracy[1] == pytest.approx(right, abs=0.03)  # batches of other sizes round otherwise
-    assert done.agreement.largest["probabilities"] > 1e-6  # it is another model
+    assert done.agreement.largest["logits_mean"] > 1e-4  # it is another model
 
 
 @pytest.mark.parametrize("scale", [0.1, 1, 30, 300])

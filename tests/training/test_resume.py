@@ -13,9 +13,10 @@ import torch
 import yaml
 
 import agfa as package
+from agfa import files
 from agfa.data.batches import seed_of
 from agfa.errors import UsageError
-from agfa.training import checkpoint, model_file, run_folder, trainer
+from agfa.training import checkpoint, predictions, run_folder, trainer
 from agfa.training.state import Training
 from support import QUICK, Agfa, flags, same, weights
 from support_forks import Forks
@@ -134,7 +135,7 @@ def test_killed_at_any_write(tiny: Path, quick: dict[str, Any], monkeypatch: pyt
     """Each file in turn is the last, of which only a draft is there."""
     settings = {**quick, "data": str(tiny), "target": "sky", "algorithm": "swad", "checkpoint_seconds": 0, "steps": 4}
     package.train(**settings, out="whole")
-    original, seen = run_folder.replace, 0
+    original, seen = files.replace, 0
 
     def killed(path: Path, write: Any, **options: Any) -> None:
         nonlocal seen
@@ -148,7 +149,7 @@ def test_killed_at_any_write(tiny: Path, quick: dict[str, Any], monkeypatch: pyt
     for last in range(1, 100):
         seen = 0
         with monkeypatch.context() as patch:
-            for module in (run_folder, checkpoint, model_file, trainer):
+            for module in (files, checkpoint, predictions):
                 patch.setattr(module, "replace", killed)
             try:
                 package.train(**settings, out=f"run{last}")
@@ -157,7 +158,8 @@ def test_killed_at_any_write(tiny: Path, quick: dict[str, Any], monkeypatch: pyt
                 pass
         package.train(**settings, out=f"run{last}")
         same(Path(f"run{last}"), Path("whole"))
-    assert last == 2 + 2 + 2 * 5 + 1 + 1  # configuration, environment; checkpoints; models; done; and no more
+    # configuration, environment; checkpoints; models; README; predictions; done; and no more
+    assert last == 2 + 2 + 2 * 5 + 1 + 1 + 1 + 1
 
 
 def test_killed_before_done_was_written(tiny: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_run_folder(tiny: Path, quick: dict[str, Any]) -> None:
     finished = run(tiny, quick)
     assert sorted(path.name for path in Path("run").glob("[!.]*")) == [
+        "README.md",
         "checkpoint",
         "config.yaml",
         "done",
@@ -51,6 +52,7 @@ def test_a_run_folder(tiny: Path, quick: dict[str, Any]) -> None:
         "model.safetensors",
         "models",
         "players.safetensors",
+        "predictions.parquet",
     ]
     environment = json.loads(Path("run/environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__.split("+")[0] or environment["versions"]["torch"]

@@ -14,7 +14,8 @@ authors' code a minibatch is made of two domains that exchange styles; here all 
 after another that is drawn anew.
 
 With μ and σ constants, the gradient of x is scaled by the mixed σ over its own: by up to 1/√eps in a channel that
-hardly varies in one image and does in the other. Where many do (a small ConvNet on digits) nothing is learnt; see eps.
+hardly varies in one image and does in the other. Where many do not (the ConvNet on digits) nothing is learnt: see
+eps.
 """
 
 from __future__ import annotations

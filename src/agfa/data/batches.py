@@ -154,8 +154,9 @@ def _squash(images: Sequence[Tensor], image_size: int, map: Map) -> Tensor:
 
 
 def to_unit(pixels: Tensor, device: torch.device) -> Tensor:
-    """uint8 pixels as numbers in [0, 1] on the device."""
-    return pixels.to(device, non_blocking=True).float().div_(255)
+    """uint8 pixels as numbers in [0, 1] on the device, in one memory layout: in another, kernels round otherwise."""
+    moved = pixels.to(device, non_blocking=True)
+    return moved.to(torch.float32, memory_format=torch.channels_last).div_(255)
 
 
 def seed_of(*numbers: int) -> int:
