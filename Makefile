@@ -35,8 +35,8 @@ lint: $(BIN)/.ready
 	$(BIN)/lint-imports
 
 test: lint
-	@echo "== default tests"
-	$(BIN)/pytest
+	@echo "== default tests, a file at a time on each core"
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-all: lint
 	@echo "== all tests, slow ones included"

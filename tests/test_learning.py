@@ -30,7 +30,7 @@ def source_accuracy(run: Run, model: str) -> float:
     return accuracy
 
 
-@pytest.mark.parametrize("algorithm", ["erm", "agfa"])
+@pytest.mark.parametrize("algorithm", [pytest.param("erm", marks=pytest.mark.slow), "agfa"])
 def test_digits(algorithm: str) -> None:
     """Half a minute each."""
     run = train(

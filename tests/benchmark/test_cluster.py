@@ -102,6 +102,7 @@ def killed_and_resumed(content: dict[str, Any], agfa: Agfa) -> None:
         same(config.out, Path("alone", config.out.name))
 
 
+@pytest.mark.slow  # most of a minute, in which Ray starts twice and waits for its dead
 def test_killed_workers_and_drivers_change_nothing(tiny: Path, agfa: Agfa) -> None:
     killed_and_resumed(TINY, agfa)
 
@@ -133,6 +134,7 @@ def test_two_nodes_share_a_sweep(tiny: Path) -> None:
     print({node: sum(event["node"] == node for event in done) for node in nodes})
 
 
+@pytest.mark.slow  # a third of a minute, for a Ray of its own
 def test_ctrl_c_stops_the_workers_too(tiny: Path) -> None:
     runs = write({**TINY, "settings": {**TINY["settings"], "steps": 5000}})
     driver = start("--jobs", "2")

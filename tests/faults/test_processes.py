@@ -30,6 +30,7 @@ def test_the_clock_decides_nothing(
     same(Path("run"), Path("whole"))
 
 
+@pytest.mark.slow  # twenty processes
 def test_two_processes_started_at_once(tiny: Path, forks: Forks) -> None:
     """Ten times: one trains, the other says that it does, or finds all done; the end is the same."""
     other = Forks("other.txt")

@@ -130,6 +130,7 @@ def test_two_processes_then_one(tiny: Path, agfa: Agfa) -> None:
     same_models("whole", "run")
 
 
+@pytest.mark.slow  # starts four processes
 def test_one_process_then_two(tiny: Path, agfa: Agfa) -> None:
     settings = {"data": tiny, "augment": True, "algorithm": "sagnet"}
     assert agfa("train", **{**SETTINGS, **settings}, out="whole").status == 0
