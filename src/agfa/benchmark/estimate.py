@@ -24,7 +24,7 @@ EVALUATED = 256  # images
 
 
 class Cost(NamedTuple):
-    """Seconds: until the first step, for a source image in training, for an image in an evaluation."""
+    """Seconds: until the first step, for an image through the backbone in training, for one in an evaluation."""
 
     start: float
     trained: float
