@@ -38,6 +38,7 @@ def make_run(folder: Path, number: int) -> None:
         selection="swad",
         backbone="resnet50",
         freeze_batchnorm=True,
+        track_target=True,
         image_size=224,
         channels=3,
         augment=True,

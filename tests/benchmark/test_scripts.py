@@ -78,3 +78,12 @@ def test_a_store_in_memory_would_be_seen(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(store, "_mapped", copied)
     _, most = script("memory").measure(2.5, 2, tmp_path / "large")
     assert most > 2
+
+
+def test_made_up_runs_are_read() -> None:
+    module = script("records")
+    for number in range(3):
+        module.make_run(Path("runs", f"{number}"), number)
+    frame = module.read_runs([Path("runs")])
+    assert frame["run"].n_unique() == 3
+    assert len(frame.filter(kind="eval", step=5000)) == 3 * 5
