@@ -25,7 +25,9 @@ def _epoch(n: int, seed: tuple[int, ...], weights: bytes | None) -> IntArray:
     order = rng.permutation(n)
     if weights is None:
         return order
-    ends = np.frombuffer(weights)[order].cumsum()  # systematic sampling: marks at equal distances, on segments
+    shares = np.frombuffer(weights)
+    shares = shares / shares.max()  # the smallest floats have no fractions
+    ends = shares[order].cumsum()  # systematic sampling: marks at equal distances, on segments
     marks = (rng.random() + np.arange(n)) * (ends[-1] / n)
     segments = np.searchsorted(ends, marks, side="right")
     last = np.flatnonzero(np.diff(ends, prepend=0))[-1]  # no mark is beyond it, but for rounding
