@@ -55,6 +55,16 @@ def put(path: Path, content: bytes) -> None:
     replace(path, lambda file: file.write(content))
 
 
+def settle(draft: Path, folder: Path) -> None:
+    """Move a folder that is whole to its place, unless another process was first."""
+    with writing(folder):
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+
+
 @contextmanager
 def alone(lock: Path, waiting: Callable[[], object]) -> Iterator[None]:
     """Let one process at a time through, and call `waiting` before having to wait.

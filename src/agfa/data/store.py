@@ -30,7 +30,7 @@ from agfa.data.decode import MODES, decode, reason
 from agfa.data.domains import DomainDataset, IntArray, Pixels
 from agfa.data.sources import Source, printable, stamp
 from agfa.errors import AgfaError, UsageError
-from agfa.files import alone, writing
+from agfa.files import alone, settle, writing
 
 MARGIN = 1.2
 FORMAT = 2  # raise it when what is stored changes
@@ -302,11 +302,7 @@ def _build(files: Sequence[Source], image_size: int, channels: int, folder: Path
         with writing(folder):
             if folder.exists() and _open(folder, channels) is None:
                 shutil.rmtree(folder)  # what was damaged
-            try:
-                draft.rename(folder)
-            except OSError:
-                if not folder.exists():  # else another process was first
-                    raise
+        settle(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from typing import IO
 from agfa.data.own import HUB
 from agfa.data.store import cache_folder
 from agfa.errors import AgfaError, UsageError
-from agfa.files import put, replace, writing
+from agfa.files import put, replace, settle, writing
 from agfa.training import model_file
 from agfa.training.model_readme import readme
 
@@ -292,12 +292,7 @@ def _made(folder: Path) -> Iterator[Path]:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield draft
-        with writing(folder):
-            try:
-                draft.rename(folder)
-            except OSError:
-                if not folder.exists():  # else another process was first
-                    raise
+        settle(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
